@@ -1,0 +1,1 @@
+"""Speculative sampling in JAX: every drafter, every verification rule and every tree under one contract."""

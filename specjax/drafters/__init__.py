@@ -1,0 +1,1 @@
+"""Drafters: one module each, exporting `Config` and `build(config, target, architecture) -> Drafter`."""

@@ -1,0 +1,78 @@
+"""Prompt lookup: propose what followed the last occurrence of the context's longest known suffix.
+
+No weights, and nothing leaves the device (the idea is that of vLLM's and transformers' prompt lookup).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.errors import ConfigError
+from specjax.trees.topology import chain_parents
+from specjax.types import NO_TOKEN, Context, Draft, Drafter, ProposalLaw, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """`draft_length` tokens at most, for suffixes of `min_ngram` to `max_ngram` tokens."""
+
+    draft_length: int
+    max_ngram: int
+    min_ngram: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ConfigError(
+                f"min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they need 1 <= min <= max"
+            )
+
+
+def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
+    """A chain of point-mass drafts; it has neither weights nor state."""
+    del target, architecture
+
+    def propose(params, keys, state, context: Context) -> tuple[Draft, Any]:
+        del params, keys
+        batch = context.tokens.shape[0]
+        drafted = jax.vmap(lambda tokens, length: lookup(tokens, length, config))(
+            context.tokens, context.length
+        )
+        root = jnp.full((batch, 1), NO_TOKEN, jnp.int32)
+        tokens = jnp.concatenate((root, drafted), axis=1)
+        return Draft(tokens, chain_parents(batch, config.draft_length + 1), None), state
+
+    return Drafter(
+        init=lambda params, context, features, prompt_size: {},
+        propose=propose,
+        observe=lambda params, state, draft, verdict, context, features: state,
+        num_nodes=config.draft_length + 1,
+        max_depth=config.draft_length,
+        law=ProposalLaw.POINT_MASS,
+    )
+
+
+def lookup(tokens: Int[Array, "T"], length: Int[Array, ""], config: Config) -> Int[Array, "K"]:
+    """The tokens that followed the latest, longest match of the suffix; all `NO_TOKEN` without one.
+
+    A match so late that its continuation runs into the present is continued periodically.
+    """
+    ends = jnp.arange(tokens.shape[0])
+    matched = jnp.zeros_like(ends)
+    run = ends < length - 1
+    for back in range(config.max_ngram):
+        # A suffix that reaches before the first token matches nothing.
+        wanted = jnp.where(length - 1 - back >= 0, tokens[jnp.maximum(length - 1 - back, 0)], NO_TOKEN)
+        run &= (jnp.roll(tokens, back) == wanted) & (ends >= back)
+        matched += run
+    # The longest match first, among equals the latest.
+    best = jnp.argmax(matched * tokens.shape[0] + ends)
+    best = jnp.where(matched.max() > 0, best, 0)
+    after = best + 1
+    period = jnp.maximum(length - after, 1)
+    found = tokens[after + jnp.arange(config.draft_length) % period]
+    return jnp.where(matched[best] >= config.min_ngram, found, NO_TOKEN)

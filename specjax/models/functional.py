@@ -1,0 +1,111 @@
+"""From modules to pure functions: the only place that splits and merges them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import cache as kv
+from specjax.errors import ConfigError, nearest
+from specjax.models.llama import Llama, LlamaConfig, node_inputs
+from specjax.types import ForwardOutput, KVCache, Params, Target
+
+# States a drafter may ask for by name; "hidden.i" is the input of layer i.
+LAST_HIDDEN = "last_hidden"  # after the final norm: what enters the head
+LAYER_INPUT = "hidden."
+
+
+def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool = False) -> Target:
+    """A Llama as a pure `Target`; `stacked` scans over one block, for models that compile too long."""
+    template = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, _ = nnx.split(template)
+    block_graph, _ = nnx.split(template.layers[0])
+
+    def forward(
+        params: Params,
+        tokens: Int[Array, "B N"],
+        positions: Int[Array, "B N"],
+        mask: Bool[Array, "B N M"],
+        cache: KVCache,
+        features: tuple[str, ...] = (),
+    ) -> ForwardOutput:
+        if stacked:
+            # The graph wants one entry a layer; the blocks proper come from the stack below.
+            first = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+            model = _merge(graph, params | {"layers": dict.fromkeys(range(config.num_layers), first)})
+        else:
+            model = _merge(graph, params)
+        nodes = node_inputs(config, positions, cache.length, mask)
+        x = model.embed_tokens(tokens)
+
+        if stacked:
+
+            def body(x: Float[Array, "B N H"], layer: tuple) -> tuple[Float[Array, "B N H"], tuple]:
+                weights, keys, values = layer
+                out, keys, values = _merge(block_graph, weights)(x, nodes, keys, values)
+                return out, (keys, values, x)
+
+            x, (keys, values, inputs) = jax.lax.scan(body, x, (params["layers"], cache.keys, cache.values))
+        else:
+            layers = []
+            for block, layer_keys, layer_values in zip(model.layers, cache.keys, cache.values, strict=True):
+                out, layer_keys, layer_values = block(x, nodes, layer_keys, layer_values)
+                layers.append((layer_keys, layer_values, x))
+                x = out
+            keys, values, inputs = (tuple(part) for part in zip(*layers, strict=True))
+
+        last = model.norm(x)
+        known = {LAST_HIDDEN: last}
+        known |= {f"{LAYER_INPUT}{i}": inputs[i] for i in range(config.num_layers)}
+        return ForwardOutput(
+            logits=model.unembed(last).astype(jnp.float32),
+            cache=KVCache(keys, values, cache.length),
+            features={name: _feature(known, name) for name in features},
+        )
+
+    init_cache = functools.partial(
+        kv.init_cache,
+        num_layers=config.num_layers,
+        num_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        stacked=stacked,
+    )
+    return Target(forward, init_cache, config.vocab_size, config, dtype)
+
+
+def init_params(config: LlamaConfig, seed: int, *, dtype: Any = jnp.float32) -> Params:
+    """Random weights as a nested dict, drawn from a normal law of deviation 0.02."""
+    model = Llama(config, dtype=dtype, rngs=nnx.Rngs(seed))
+    return nnx.to_pure_dict(nnx.split(model)[1])
+
+
+def stack_layers(params: Params) -> Params:
+    """The weights of all layers as single arrays [L, ...], as a stacked target wants them."""
+    layers = params["layers"]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[i] for i in range(len(layers))))
+    return params | {"layers": stacked}
+
+
+def keep_layers(params: Params, kept: tuple[int, ...]) -> Params:
+    """The same weights with only the layers `kept`, renumbered from 0; unstacked ones are not copied."""
+    layers = params["layers"]
+    if 0 in layers:
+        return params | {"layers": {new: layers[old] for new, old in enumerate(kept)}}
+    by_layer = {new: jax.tree.map(lambda leaf, i=old: leaf[i], layers) for new, old in enumerate(kept)}
+    return params | {"layers": by_layer}
+
+
+def _merge(graph: nnx.GraphDef, params: Params) -> Any:
+    return nnx.merge(graph, nnx.State(params))
+
+
+def _feature(known: dict[str, jax.Array], name: str) -> Float[Array, "B N F"]:
+    if name not in known:
+        raise ConfigError(f"the target has no feature '{name}'{nearest(name, list(known))}")
+    return known[name]

@@ -1,0 +1,139 @@
+"""The sampling law of each row, and draws from it.
+
+The order is that of transformers: temperature, then top-k, then top-p, then min-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from specjax.errors import ConfigError
+from specjax.types import NO_TOKEN, Warp
+
+
+def make_warp(
+    batch: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Warp:
+    """The same law for every row: argmax unless a temperature is given.
+
+    Raises ConfigError on a temperature below 0, `top_k` below 0, `top_p` outside (0, 1], `min_p` outside [0, 1].
+    """
+    if not 0.0 <= temperature < float("inf"):
+        raise ConfigError(f"temperature is {temperature}: give 0 (argmax) or a positive number")
+    if top_k < 0:
+        raise ConfigError(f"top_k is {top_k}: give 0 (off) or a positive number of tokens")
+    if not 0.0 < top_p <= 1.0:
+        raise ConfigError(f"top_p is {top_p}: give a number above 0 and at most 1 (off)")
+    if not 0.0 <= min_p <= 1.0:
+        raise ConfigError(f"min_p is {min_p}: give a number from 0 (off) to 1")
+    return Warp(
+        jnp.full((batch,), temperature, jnp.float32),
+        jnp.full((batch,), top_k, jnp.int32),
+        jnp.full((batch,), top_p, jnp.float32),
+        jnp.full((batch,), min_p, jnp.float32),
+    )
+
+
+def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
+    """Each row's law over the next token at each node; ties at a threshold are all kept."""
+    logits = logits.astype(jnp.float32)
+    vocab_size = logits.shape[-1]
+
+    def per_row(values: Array) -> Array:
+        return values[:, None, None]
+
+    def sampled() -> Float[Array, "B N V"]:
+        scaled = logits / per_row(jnp.where(warp.temperature > 0, warp.temperature, 1.0))
+        probs = jax.nn.softmax(scaled, axis=-1)
+        cuts = (warp.top_k > 0) | (warp.top_p < 1) | (warp.min_p > 0)
+        # Thresholds cost many passes over the vocabulary: skip them when no row wants any.
+        return jax.lax.cond(jnp.any(cuts), lambda p: _cut(p, warp), lambda p: p, probs)
+
+    def greedy() -> Float[Array, "B N V"]:
+        return jax.nn.one_hot(jnp.argmax(logits, -1), vocab_size, dtype=jnp.float32)
+
+    is_greedy = warp.temperature == 0
+    return jax.lax.cond(
+        jnp.all(is_greedy),
+        greedy,
+        lambda: jnp.where(per_row(is_greedy), greedy(), sampled()),
+    )
+
+
+def _cut(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
+    """Top-k, then top-p of what is left, then min-p of what is left, renormalised."""
+    vocab_size = probs.shape[-1]
+
+    def wanted(values: Array, dtype) -> Float[Array, "B 1"]:
+        return values[:, None].astype(dtype)
+
+    top_k = jnp.where(warp.top_k > 0, jnp.minimum(warp.top_k, vocab_size), vocab_size)
+    floor = _largest_threshold(
+        lambda t: (probs >= t[..., None]).sum(-1) >= wanted(top_k, jnp.int32), probs.shape[:-1]
+    )
+    kept = jnp.where(probs >= floor[..., None], probs, 0.0)
+
+    top_p = warp.top_p[:, None] * kept.sum(-1)
+    floor = _largest_threshold(
+        lambda t: jnp.where(kept >= t[..., None], kept, 0.0).sum(-1) >= top_p, probs.shape[:-1]
+    )
+    # A row with top_p off keeps all, whatever the rounding of the sums.
+    floor = jnp.where(warp.top_p[:, None] < 1, floor, 0.0)
+    kept = jnp.where(kept >= floor[..., None], kept, 0.0)
+
+    floor = warp.min_p[:, None] * kept.max(-1)
+    kept = jnp.where(kept >= floor[..., None], kept, 0.0)
+    return kept / kept.sum(-1, keepdims=True)
+
+
+def _largest_threshold(
+    holds: Callable[[Float[Array, "B N"]], Bool[Array, "B N"]], shape: tuple[int, ...]
+) -> Float[Array, "B N"]:
+    """The largest float32 t in [0, 1] for which `holds(t)`, given that it holds at 0 and then stops.
+
+    Non-negative floats are ordered as their bit patterns are, so 31 halvings find t exactly, without
+    the sort that would cost more than the rest of a step.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        ok = holds(jax.lax.bitcast_convert_type(middle, jnp.float32))
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
+
+    low = jnp.zeros(shape, jnp.int32)
+    high = jnp.full(shape, jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32) + 1)
+    low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
+    return jax.lax.bitcast_convert_type(low, jnp.float32)
+
+
+def sample(keys: Key[Array, "B"], probs: Float[Array, "B V"]) -> Int[Array, "B"]:
+    """One token a row, drawn from its (not necessarily normalised) law with the row's own key."""
+
+    def draw(key: Key[Array, ""], row: Float[Array, "V"]) -> Int[Array, ""]:
+        return jax.random.categorical(key, jnp.log(row))
+
+    return jax.vmap(draw)(keys, probs).astype(jnp.int32)
+
+
+def prob_of(probs: Float[Array, "B *N V"], tokens: Int[Array, "B *N"]) -> Float[Array, "B *N"]:
+    """The probability of each token; `NO_TOKEN` has none."""
+    found = jnp.take_along_axis(probs, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+    return jnp.where(tokens == NO_TOKEN, 0.0, found)
+
+
+def residual(target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """max(0, target - draft), normalised; where nothing is left the laws agree, and the target's is it."""
+    left = jnp.maximum(target_probs - draft_probs, 0.0)
+    mass = left.sum(-1, keepdims=True)
+    return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), target_probs)
+
+
+def split_keys(keys: Key[Array, "B"], num: int) -> tuple[Key[Array, "B"], ...]:
+    """`num` new keys for every row."""
+    split = jax.vmap(lambda key: jax.random.split(key, num))(keys)
+    return tuple(split[:, i] for i in range(num))

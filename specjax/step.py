@@ -1,0 +1,151 @@
+"""One round of decoding, speculative or plain. It knows no drafter, no model and no rule."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax import cache as kv
+from specjax.sampling import sample, split_keys, warp_probs
+from specjax.trees.topology import ancestor_mask, depths
+from specjax.types import (
+    NO_TOKEN,
+    Context,
+    DecodeState,
+    Drafter,
+    ModelParams,
+    Request,
+    StepInfo,
+    Target,
+    Verify,
+)
+
+
+class Method(NamedTuple):
+    """How to decode: a target alone (plain), or with a drafter and a rule. Static: functions and numbers."""
+
+    target: Target
+    drafter: Drafter | None = None
+    verify: Verify | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of one target pass, the pending token included."""
+        return 1 if self.drafter is None else self.drafter.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        """The most draft tokens one pass can accept."""
+        return 0 if self.drafter is None else self.drafter.max_depth
+
+
+def step(
+    method: Method, params: ModelParams, request: Request, state: DecodeState
+) -> tuple[DecodeState, StepInfo]:
+    """One round of `method`: one target pass, at least one new token for every row that has not ended."""
+    if method.drafter is None:
+        return autoregressive_step(method.target, params, request, state)
+    assert method.verify is not None
+    return speculative_step(method.target, method.drafter, method.verify, params, request, state)
+
+
+def autoregressive_step(
+    target: Target, params: ModelParams, request: Request, state: DecodeState
+) -> tuple[DecodeState, StepInfo]:
+    """Plain decoding: feed the pending token, draw the next one from the target's warped law."""
+    next_keys, keys = split_keys(state.keys, 2)
+    pending = _pending(state)[:, None]
+    own = jnp.ones((*pending.shape, 1), bool)
+    out = target.forward(params.target, pending, state.cache.length[:, None], own, state.cache)
+    emitted = sample(keys, warp_probs(out.logits, request.warp)[:, 0])[:, None]
+    nothing = jnp.zeros_like(state.length)
+    state = state._replace(keys=next_keys, cache=out.cache)
+    return _emit(request, state, emitted, nothing, nothing, path=None)
+
+
+def speculative_step(
+    target: Target,
+    drafter: Drafter,
+    verify: Verify,
+    params: ModelParams,
+    request: Request,
+    state: DecodeState,
+) -> tuple[DecodeState, StepInfo]:
+    """Draft, verify in one target pass, accept, commit (arXiv 2211.17192; trees: arXiv 2305.09781)."""
+    next_keys, draft_keys, verify_keys = split_keys(state.keys, 3)
+    context = Context(state.tokens, state.length, request.warp)
+    draft, draft_state = drafter.propose(params, draft_keys, state.draft_state, context)
+    draft = draft._replace(tokens=draft.tokens.at[:, 0].set(_pending(state)))
+
+    mask = ancestor_mask(draft.parents)
+    depth = depths(mask)
+    positions = state.cache.length[:, None] + depth
+    out = target.forward(params.target, draft.tokens, positions, mask, state.cache, drafter.features)
+    target_probs = warp_probs(out.logits, request.warp)
+    verdict = verify(verify_keys, draft, target_probs, max_depth=drafter.max_depth)
+
+    # Along the path: the accepted tokens, then the one that follows them.
+    on_path = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
+    emitted = jnp.append(on_path, verdict.next_token[:, None], axis=1)
+    place = jnp.arange(drafter.max_depth + 1)[None, :] == verdict.num_accepted[:, None]
+    emitted = jnp.where(place, verdict.next_token[:, None], emitted)
+
+    num_drafted = jnp.where(draft.tokens == NO_TOKEN, 0, depth).max(-1)
+    is_chain = drafter.num_nodes == drafter.max_depth + 1
+    state = state._replace(keys=next_keys, cache=out.cache)
+    state, info = _emit(
+        request, state, emitted, num_drafted, verdict.num_accepted, None if is_chain else verdict.path
+    )
+    context = Context(state.tokens, state.length, request.warp)
+    draft_state = drafter.observe(params, draft_state, draft, verdict, context, out.features)
+    return state._replace(draft_state=draft_state), info
+
+
+def _pending(state: DecodeState) -> Int[Array, "B"]:
+    return jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)[:, 0]
+
+
+def _emit(
+    request: Request,
+    state: DecodeState,
+    emitted: Int[Array, "B D1"],
+    num_drafted: Int[Array, "B"],
+    num_accepted: Int[Array, "B"],
+    path: Int[Array, "B D1"] | None,
+) -> tuple[DecodeState, StepInfo]:
+    """Append the accepted tokens and the next one, cut at a stop token or the limit; keep their keys."""
+    active = ~state.done
+    place = jnp.arange(emitted.shape[1])[None, :]
+    offered = place <= num_accepted[:, None]
+    stops = offered & jnp.isin(emitted, request.stop_tokens)
+    before_stop = jnp.cumsum(stops, axis=1) - stops == 0
+    fits = state.length[:, None] + place < request.limit[:, None]
+    num_emitted = (offered & before_stop & fits & active[:, None]).sum(1, dtype=jnp.int32)
+
+    has_stopped = (stops & (place < num_emitted[:, None])).any(1)
+    length = state.length + num_emitted
+    tokens = _append(state.tokens, emitted, state.length)
+    cache = kv.commit(state.cache, num_emitted, path)
+    done = state.done | has_stopped | (length >= request.limit)
+    state = state._replace(tokens=tokens, length=length, done=done, cache=cache)
+    # Drafts behind a cut were neither accepted nor refused.
+    was_cut = num_emitted <= num_accepted
+    num_drafted = jnp.where(was_cut, jnp.minimum(num_drafted, num_emitted), num_drafted)
+    info = StepInfo(active, num_drafted, jnp.minimum(num_accepted, num_emitted), num_emitted)
+    return state, info
+
+
+def _append(
+    tokens: Int[Array, "B T"], new: Int[Array, "B D1"], at: Int[Array, "B"]
+) -> Int[Array, "B T"]:
+    return jax.vmap(lambda row, piece, start: jax.lax.dynamic_update_slice(row, piece, (start,)))(
+        tokens, new, at
+    )
+
+
+def has_ended(state: DecodeState) -> Bool[Array, ""]:
+    """Whether every row has met a stop token or its limit."""
+    return jnp.all(state.done)

@@ -1,0 +1,38 @@
+"""From parents to depths, ancestor masks and chains."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax.types import NO_PARENT
+
+
+def chain_parents(batch: int, num_nodes: int) -> Int[Array, "B N"]:
+    """The parents of a chain, one row repeated."""
+    return jnp.broadcast_to(jnp.arange(num_nodes, dtype=jnp.int32) + NO_PARENT, (batch, num_nodes))
+
+
+def chain_path(batch: int, max_depth: int) -> Int[Array, "B D1"]:
+    """The only path through a chain: every node in turn."""
+    return jnp.broadcast_to(jnp.arange(max_depth + 1, dtype=jnp.int32), (batch, max_depth + 1))
+
+
+def ancestor_mask(parents: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
+    """True at [b, i, j] where node j is node i or one of its ancestors; parents precede children."""
+    num_nodes = parents.shape[-1]
+    own = jnp.eye(num_nodes, dtype=bool)
+
+    def add_node(i: Int[Array, ""], mask: Bool[Array, "B N N"]) -> Bool[Array, "B N N"]:
+        parent = jnp.take(parents, i, axis=1)
+        of_parent = jnp.take_along_axis(mask, parent[:, None, None], axis=1)[:, 0]
+        return mask.at[:, i].set(of_parent | own[i])
+
+    mask = jnp.zeros((*parents.shape, num_nodes), bool).at[:, 0, 0].set(True)
+    return jax.lax.fori_loop(1, num_nodes, add_node, mask)
+
+
+def depths(mask: Bool[Array, "B N N"]) -> Int[Array, "B N"]:
+    """The depth of every node, the root's being 0."""
+    return mask.sum(-1, dtype=jnp.int32) - 1

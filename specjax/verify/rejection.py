@@ -1,0 +1,46 @@
+"""The rejection rule for chains (arXiv 2211.17192, algorithm 1; arXiv 2302.01318, algorithm 2)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from specjax.sampling import prob_of, residual, sample, split_keys
+from specjax.trees.topology import chain_path
+from specjax.types import NO_TOKEN, Draft, ProposalLaw, Verdict
+
+LOSSLESS = True
+LAWS = frozenset({ProposalLaw.POINT_MASS, ProposalLaw.CHAIN})
+
+
+def verify(
+    keys: Key[Array, "B"], draft: Draft, target_probs: Float[Array, "B N V"], *, max_depth: int
+) -> Verdict:
+    """Accept each token with min(1, target / draft); the first refusal resamples from the residual.
+
+    Where all are accepted, or nothing more was drafted, the next token comes from the target's law.
+    """
+    batch = draft.tokens.shape[0]
+    drafted = draft.tokens[:, 1:]
+    accept_keys, next_keys = split_keys(keys, 2)
+    threshold = jax.vmap(lambda key: jax.random.uniform(key, (max_depth,)))(accept_keys)
+    if draft.probs is None:
+        draft_prob = jnp.ones(drafted.shape)
+    else:
+        draft_prob = prob_of(draft.probs[:, :-1], drafted)
+    # Strict, and threshold < 1: a token of target probability 0 never passes, one of equal laws always.
+    accepted = threshold * draft_prob < prob_of(target_probs[:, :-1], drafted)
+    num_accepted = jnp.cumprod(accepted, axis=1).sum(1, dtype=jnp.int32)
+
+    def at_end(laws: Float[Array, "B N V"]) -> Float[Array, "B V"]:
+        return jnp.take_along_axis(laws, num_accepted[:, None, None], axis=1)[:, 0]
+
+    nothing = jnp.full((batch, 1), NO_TOKEN, jnp.int32)
+    refused = jnp.take_along_axis(jnp.append(drafted, nothing, axis=1), num_accepted[:, None], axis=1)
+    if draft.probs is None:
+        draft_law = jax.nn.one_hot(refused[:, 0], target_probs.shape[-1])
+    else:
+        draft_law = jnp.where(refused == NO_TOKEN, 0.0, at_end(draft.probs))
+    next_token = sample(next_keys, residual(at_end(target_probs), draft_law))
+    return Verdict(chain_path(batch, max_depth), num_accepted, next_token)

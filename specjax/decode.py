@@ -35,7 +35,8 @@ class DecodeStats(NamedTuple):
 class TextStream(Protocol):
     """Turns tokens into text as they come; None while a character is incomplete."""
 
-    def step(self, token: int) -> str | None: ...
+    def step(self, token_id: int) -> str | None: ...
+    def flush(self) -> str: ...
 
 
 def bucket(length: int) -> int:
@@ -193,6 +194,7 @@ def stream_text(rounds: Iterator[list[list[int]]], streams: Sequence[TextStream]
             "".join(text.step(token) or "" for token in row)
             for row, text in zip(new_tokens, streams, strict=True)
         ]
+    yield [text.flush() for text in streams]
 
 
 def accumulate(stats: DecodeStats, info: StepInfo) -> DecodeStats:

@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.errors import ConfigError
 from specjax.types import NO_TOKEN, Warp
 
+SAMPLE_BLOCK = 256
+
 
 def make_warp(
     batch: int, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
@@ -49,9 +51,7 @@ def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V
     def sampled() -> Float[Array, "B N V"]:
         scaled = logits / per_row(jnp.where(warp.temperature > 0, warp.temperature, 1.0))
         probs = jax.nn.softmax(scaled, axis=-1)
-        cuts = (warp.top_k > 0) | (warp.top_p < 1) | (warp.min_p > 0)
-        # Thresholds cost many passes over the vocabulary: skip them when no row wants any.
-        return jax.lax.cond(jnp.any(cuts), lambda p: _cut(p, warp), lambda p: p, probs)
+        return _cut(probs, warp)
 
     def greedy() -> Float[Array, "B N V"]:
         return jax.nn.one_hot(jnp.argmax(logits, -1), vocab_size, dtype=jnp.float32)
@@ -65,29 +65,44 @@ def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V
 
 
 def _cut(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
-    """Top-k, then top-p of what is left, then min-p of what is left, renormalised."""
-    vocab_size = probs.shape[-1]
+    """Top-k, then top-p of what is left, then min-p of what is left, renormalised.
 
-    def wanted(values: Array, dtype) -> Float[Array, "B 1"]:
-        return values[:, None].astype(dtype)
+    Each costs passes over the vocabulary and is skipped when no row wants it.
+    """
 
-    top_k = jnp.where(warp.top_k > 0, jnp.minimum(warp.top_k, vocab_size), vocab_size)
-    floor = _largest_threshold(
-        lambda t: (probs >= t[..., None]).sum(-1) >= wanted(top_k, jnp.int32), probs.shape[:-1]
-    )
-    kept = jnp.where(probs >= floor[..., None], probs, 0.0)
+    def top_k(probs: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+        wanted = jnp.where(warp.top_k > 0, warp.top_k, probs.shape[-1]).astype(jnp.float32)
+        return _keep_top(probs, jnp.ones_like, jnp.minimum(wanted, probs.shape[-1])[:, None])
 
-    top_p = warp.top_p[:, None] * kept.sum(-1)
-    floor = _largest_threshold(
-        lambda t: jnp.where(kept >= t[..., None], kept, 0.0).sum(-1) >= top_p, probs.shape[:-1]
-    )
-    # A row with top_p off keeps all, whatever the rounding of the sums.
-    floor = jnp.where(warp.top_p[:, None] < 1, floor, 0.0)
-    kept = jnp.where(kept >= floor[..., None], kept, 0.0)
+    def top_p(probs: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+        # A row with top_p off keeps all, whatever the rounding of its sums.
+        wanted = jnp.where(warp.top_p < 1, warp.top_p, 0.0)[:, None] * probs.sum(-1)
+        kept = _keep_top(probs, lambda p: p, wanted)
+        return jnp.where(warp.top_p[:, None, None] < 1, kept, probs)
 
-    floor = warp.min_p[:, None] * kept.max(-1)
-    kept = jnp.where(kept >= floor[..., None], kept, 0.0)
+    def min_p(probs: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+        floor = warp.min_p[:, None, None] * probs.max(-1, keepdims=True)
+        return jnp.where(probs >= floor, probs, 0.0)
+
+    cuts = ((warp.top_k > 0, top_k), (warp.top_p < 1, top_p), (warp.min_p > 0, min_p))
+    kept = probs
+    for is_on, cut in cuts:
+        kept = jax.lax.cond(is_on.any(), cut, lambda p: p, kept)
     return kept / kept.sum(-1, keepdims=True)
+
+
+def _keep_top(
+    probs: Float[Array, "B N V"],
+    weigh: Callable[[Float[Array, "B N V"]], Float[Array, "B N V"]],
+    wanted: Float[Array, "B #N"],
+) -> Float[Array, "B N V"]:
+    """Zero all but the most probable tokens, as few of them as together weigh at least `wanted`."""
+
+    def suffices(floor: Float[Array, "B N"]) -> Bool[Array, "B N"]:
+        return jnp.where(probs >= floor[..., None], weigh(probs), 0.0).sum(-1) >= wanted
+
+    floor = _largest_threshold(suffices, probs.shape[:-1])
+    return jnp.where(probs >= floor[..., None], probs, 0.0)
 
 
 def _largest_threshold(
@@ -112,12 +127,28 @@ def _largest_threshold(
 
 
 def sample(keys: Key[Array, "B"], probs: Float[Array, "B V"]) -> Int[Array, "B"]:
-    """One token a row, drawn from its (not necessarily normalised) law with the row's own key."""
+    """One token a row, drawn from its (not necessarily normalised) law with the row's own key.
 
-    def draw(key: Key[Array, ""], row: Float[Array, "V"]) -> Int[Array, ""]:
-        return jax.random.categorical(key, jnp.log(row))
+    The vocabulary is searched in two levels, each with a uniform of its own: 23 random bits would be
+    too coarse for 100 000 tokens at once, and noise for every token would cost ten times as much.
+    """
+    batch, vocab_size = probs.shape
+    padded = jnp.pad(probs, ((0, 0), (0, -vocab_size % SAMPLE_BLOCK)))
+    blocks = padded.reshape(batch, -1, SAMPLE_BLOCK)
 
-    return jax.vmap(draw)(keys, probs).astype(jnp.int32)
+    def draw(key: Key[Array, ""], blocks: Float[Array, "G W"]) -> Int[Array, ""]:
+        which, within = jax.random.uniform(key, (2,))
+        block = _invert(blocks.sum(-1), which)
+        return block * SAMPLE_BLOCK + _invert(blocks[block], within)
+
+    return jax.vmap(draw)(keys, blocks).astype(jnp.int32)
+
+
+def _invert(weights: Float[Array, "W"], uniform: Float[Array, ""]) -> Int[Array, ""]:
+    """The index at which the running sum of the weights passes `uniform` times their total."""
+    # Sums in parallel may rise by a rounding where a weight is 0: such an index is never drawn.
+    sums = jnp.where(weights > 0, jnp.cumsum(weights), 0.0)
+    return jnp.argmax(sums > uniform * sums.max())
 
 
 def prob_of(probs: Float[Array, "B *N V"], tokens: Int[Array, "B *N"]) -> Float[Array, "B *N"]:

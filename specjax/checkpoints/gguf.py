@@ -14,8 +14,15 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType as Kind
 
 from specjax.checkpoints.gguf_file import TensorData, read_gguf
-from specjax.checkpoints.validate import Params, StoredTensor, check_and_nest, expected_shapes
-from specjax.data.tokenizer import Tokenizer, from_gguf_fields
+from specjax.checkpoints.validate import (
+    Params,
+    StoredTensor,
+    check_and_nest,
+    check_num_layers,
+    expected_shapes,
+)
+from specjax.data.gguf_tokenizer import from_gguf_fields
+from specjax.data.tokenizer import Tokenizer
 from specjax.errors import CheckpointError
 from specjax.models.llama import LlamaConfig
 
@@ -48,6 +55,7 @@ def load_gguf(path: Path, dtype: npt.DTypeLike = np.float32) -> tuple[LlamaConfi
     """
     file = read_gguf(path)
     config = _config(file.fields, file.tensors, str(path))
+    check_num_layers(config, len(file.tensors), str(path))
     published = {_spell(name): name for name in expected_shapes(config)}
     tensors = {
         published.get(name, name): _stored(name, tensor, config, str(path))
@@ -133,12 +141,12 @@ def _stored(name: str, tensor: TensorData, config: LlamaConfig, source: str) -> 
 
 
 def _dequantize(tensor: TensorData, heads: int | None) -> npt.NDArray[np.float32]:
-    # Blocks are independent, so rows may be joined; the library takes 16 rows at a time, too few of short ones.
+    # Blocks are independent, so rows may be joined: the library takes few rows at a time.
     rows, row_bytes = tensor.data.shape
     data = tensor.data.reshape(-1, row_bytes * math.gcd(rows, 16))
     values = quants.dequantize(data, tensor.kind).reshape(tensor.shape)
     if heads is None:
         return values.copy() if tensor.kind is Kind.F32 else values  # float32 is still a view of the file
-    # GGUF interleaves the halves of each rotated head: its [heads, dim/2, 2, in] is our [heads, 2, dim/2, in].
+    # GGUF interleaves each rotated head's halves: its [heads, dim/2, 2, in] is our [heads, 2, dim/2, in].
     pairs = values.reshape(heads, -1, 2, *tensor.shape[1:])
     return pairs.swapaxes(1, 2).reshape(tensor.shape)

@@ -58,8 +58,8 @@ def read_gguf(path: Path) -> GGUFFile:
     cursor.take(4)
     version = cursor.number("<u4")
     if version not in VERSIONS:
-        kind = "big-endian" if version & 0xFFFF == 0 else f"GGUF version {version}"
-        raise CheckpointError(f"{path} is {kind}; supported are little-endian files of versions 2 and 3.")
+        what = "big-endian" if version & 0xFFFF == 0 else f"GGUF version {version}"
+        raise CheckpointError(f"{path} is {what}; supported are little-endian files of versions 2 and 3.")
     num_tensors, num_fields = cursor.number("<u8"), cursor.number("<u8")
 
     fields: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class _Cursor:
     """A position in the file that never leaves it."""
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
-        self.path, self.data, self.position = path, memoryview(data), 0
+        self.path, self.data, self.position = path, data.data, 0
 
     def damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is truncated or damaged: {what}. Download it again.")
@@ -149,5 +149,7 @@ class _Cursor:
         item, count = self.number("<u4"), self.number("<u8")
         if item in _SCALARS:
             return self.numbers(_SCALARS[item], count)
+        if item != _STRING:
+            raise self.damaged(f"field '{name}' is an array of the unknown type {item}")
         self.need(8 * count)  # a garbled count is not believed: a string takes 8 bytes at least
-        return [self.value(item, name) for _ in range(count)]
+        return [self.string() for _ in range(count)]

@@ -86,9 +86,10 @@ class Fields:
         kinds = (int, float) if kind is float else (kind,)
         if isinstance(value, bool) != (kind is bool) or not isinstance(value, kinds):
             raise CheckpointError(f"{self.source}: field '{name}' is {value!r}, not a {kind.__name__}.")
-        if kind in (int, float) and not value > 0:
+        typed = kind(value)
+        if kind in (int, float) and not typed > 0:
             raise CheckpointError(f"{self.source}: field '{name}' is {value}, which is not positive.")
-        return kind(value)
+        return typed
 
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:

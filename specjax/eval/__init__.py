@@ -1,0 +1,1 @@
+"""Measuring: methods compared on the same prompts, their metrics and their tables."""

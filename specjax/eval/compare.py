@@ -1,0 +1,145 @@
+"""Several methods on the same prompts, interleaved so that a machine's drift falls on all alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+
+from specjax.decode import DecodeStats, bucket, new_tokens, prepare, row_keys
+from specjax.eval.timing import Compiled, Inputs, compile_method, run_timed
+from specjax.sampling import make_warp
+from specjax.step import Method
+from specjax.types import ModelParams
+
+PLAIN = "plain"  # the method that the others are compared with
+
+Methods = Mapping[str, tuple[Method, ModelParams]]
+
+
+class Settings(NamedTuple):
+    """How to decode, the same for every method and prompt; `repeats` medians make a time."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repeats: int
+    stop_tokens: tuple[int, ...]
+
+
+class Batch(NamedTuple):
+    """Prompts decoded together: their `rows` number them among all prompts and decide their draws."""
+
+    rows: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+
+class Generation(NamedTuple):
+    """What one method wrote for one prompt; its seconds are its share of those of its `batch`."""
+
+    row: int
+    batch: int
+    method: str
+    tokens: list[int]
+    num_steps: int
+    tried_at_depth: list[int]
+    accepted_at_depth: list[int]
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+
+
+def make_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[Batch]:
+    """The prompts in their order; the last batch may be smaller, which costs a compilation of its own."""
+    rows = range(len(prompts))
+    groups = [rows[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+    return [Batch(tuple(group), tuple(tuple(prompts[row]) for row in group)) for group in groups]
+
+
+def compare(
+    methods: Methods,
+    batches: Mapping[int, Batch],
+    settings: Settings,
+    report: Callable[[str], None] = lambda what: None,
+) -> Iterator[list[Generation]]:
+    """Decode every batch with every method and yield its generations; `report` hears what is going on.
+
+    The order of the methods alternates. ConfigError, before any decoding, on a prompt that does not fit.
+    """
+    laid_out = {number: _lay_out(methods, batch, settings) for number, batch in batches.items()}
+    compiled: dict[tuple, Compiled] = {}
+    for number, batch in batches.items():
+        inputs, prompt_size = laid_out.pop(number)
+        shape = (*inputs.tokens.shape, prompt_size)
+        compile_seconds = dict.fromkeys(methods, 0.0)
+        for name, (method, params) in methods.items():
+            if (name, shape) not in compiled:
+                report(f"compiling {name} for {prompt_size} prompt tokens")
+                compiled[name, shape] = compile_method(method, params, inputs, prompt_size)
+                compile_seconds[name] = compiled[name, shape].seconds
+
+        written: dict[str, tuple[list[list[int]], DecodeStats]] = {}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+        for repeat in range(settings.repeats):
+            order = list(methods) if (number + repeat) % 2 == 0 else list(reversed(methods))
+            for name in order:
+                report(f"decoding {name}")
+                run = run_timed(compiled[name, shape], methods[name][1], inputs)
+                seconds[name].append((run.prefill_seconds, run.decode_seconds))
+                written[name] = new_tokens(run.state, batch.prompts), jax.device_get(run.stats)
+                del run  # its caches, before the next ones are made
+        yield [
+            generation
+            for name in methods
+            for generation in _generations(
+                name, number, batch, *written[name], seconds[name], compile_seconds[name]
+            )
+        ]
+
+
+def _lay_out(methods: Methods, batch: Batch, settings: Settings) -> tuple[Inputs, int]:
+    """The same rows, capacity and keys for every method."""
+    longest = max(len(prompt) for prompt in batch.prompts)
+    widest = max((method for method, _ in methods.values()), key=lambda method: method.num_nodes)
+    size = len(batch.rows)
+    warp = make_warp(size, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    request, tokens, lengths = prepare(
+        widest,
+        batch.prompts,
+        max_new_tokens=settings.max_new_tokens,
+        warp=warp,
+        stop_tokens=settings.stop_tokens,
+    )
+    keys = row_keys(settings.seed, batch.rows)
+    return Inputs(request, tokens, lengths, keys), min(bucket(longest), tokens.shape[1])
+
+
+def _generations(
+    name: str,
+    number: int,
+    batch: Batch,
+    tokens: list[list[int]],
+    stats: DecodeStats,
+    seconds: list[tuple[float, float]],
+    compile_seconds: float,
+) -> Iterator[Generation]:
+    size = len(batch.rows)
+    prefill_seconds, decode_seconds = (statistics.median(half) / size for half in zip(*seconds, strict=True))
+    for place, row in enumerate(batch.rows):
+        yield Generation(
+            row=row,
+            batch=number,
+            method=name,
+            tokens=tokens[place],
+            num_steps=int(stats.num_steps[place]),
+            tried_at_depth=stats.tried_at_depth[place].tolist(),
+            accepted_at_depth=stats.accepted_at_depth[place].tolist(),
+            prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
+            compile_seconds=compile_seconds / size,
+        )

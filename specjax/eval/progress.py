@@ -1,0 +1,58 @@
+"""How far a comparison has come: a bar on a terminal, a line for each batch elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Counts prompts; a context manager that draws on `console`."""
+
+    def __init__(self, total: int, finished: int, console: Console) -> None:
+        self._total, self._finished, self._console = total, finished, console
+        self._started, self._count, self._tokens = time.monotonic(), 0, 0
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Bar(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self._bar.add_task("", total=total, completed=finished, rate="")
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def status(self, what: str) -> None:
+        """Say what is being done now."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=what)
+        elif what.startswith("compiling"):
+            self._line(what)
+
+    def advance(self, prompts: int, tokens: int) -> None:
+        """Say that so many prompts are finished, and how many tokens all methods wrote for them."""
+        self._count, self._tokens = self._count + prompts, self._tokens + tokens
+        done = self._finished + self._count
+        elapsed = time.monotonic() - self._started
+        rate = f"{self._tokens / elapsed:.1f} tokens/s"
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, rate=rate)
+        else:
+            left = elapsed / self._count * (self._total - done)
+            self._line(f"{done}/{self._total} prompts, {rate}, about {left:.0f} s left")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)

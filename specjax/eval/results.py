@@ -1,0 +1,137 @@
+"""The folder of a run: generations are kept as they finish, everything else is replaced whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jaxlib
+
+from specjax.errors import ConfigError
+
+PARTIAL, GENERATIONS = "generations.partial.jsonl", "generations.jsonl"
+CONFIG, SUMMARY, TABLE = "config.json", "summary.json", "table.md"
+
+Line = dict[str, Any]
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder, and write and remove a file in it; ConfigError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="write-test-"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the workdir {folder} cannot be written ({error.strerror or error}): name another with --workdir"
+        ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file, so that a reader finds the old text or the new one and nothing between."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def resume(folder: Path, config: Mapping[str, Any], lines_of_batch: Mapping[int, int]) -> list[Line]:
+    """The lines of the batches that an earlier run of this config finished; ConfigError if it was another's.
+
+    `lines_of_batch` says how many lines a finished batch has. `config` is stored for the next run.
+    """
+    found = _read_lines(folder)
+    text = json.dumps(config, indent=2) + "\n"
+    if found:
+        _check_same(folder, json.loads(text))
+    counts = Counter(line["batch"] for line in found)
+    kept = [line for line in found if counts[line["batch"]] == lines_of_batch.get(line["batch"])]
+    write_whole(folder / CONFIG, text)
+    if not (folder / GENERATIONS).exists():
+        # Half a batch, or half a line, would stand in the way of what is appended.
+        write_whole(folder / PARTIAL, _text(kept))
+    return kept
+
+
+def append(folder: Path, lines: Iterable[Line]) -> None:
+    """Add finished generations."""
+    with (folder / PARTIAL).open("a", encoding="utf-8") as file:
+        file.write(_text(lines))
+
+
+def finish(folder: Path, summary: Mapping[str, Any], table: str) -> None:
+    """Write the summary and the table, and give the generations their final name."""
+    write_whole(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    write_whole(folder / TABLE, table)
+    if (folder / PARTIAL).exists():
+        os.replace(folder / PARTIAL, folder / GENERATIONS)
+
+
+def environment() -> dict[str, str]:
+    """What the numbers were measured on."""
+    device = jax.devices()[0]
+    return {
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "flax": flax.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _text(lines: Iterable[Line]) -> str:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _read_lines(folder: Path) -> list[Line]:
+    for name in (GENERATIONS, PARTIAL):
+        if (folder / name).exists():
+            break
+    else:
+        return []
+    lines = []
+    for line in (folder / name).read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # the line that an interruption tore, or the empty one at the end
+    return lines
+
+
+def _check_same(folder: Path, config: Mapping[str, Any]) -> None:
+    try:
+        stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the workdir {folder} holds results without the {CONFIG} they belong to: name another --workdir"
+        ) from error
+    before, now = dict(_flat(stored)), dict(_flat(config))
+    differing = [
+        f"{name} ({before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} here)"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"the workdir {folder} holds results of another config; it differs in {', '.join(differing)}: "
+            "name another --workdir, or remove this one"
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,49 @@
+"""Drafters and rules by the names of their modules: a new one is a new file, and no registry knows it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from specjax.errors import ConfigError, nearest
+from specjax.types import ProposalLaw
+
+# What a module has to offer.
+OFFERS = {"drafters": ("Config", "build"), "verify": ("verify", "LOSSLESS", "LAWS")}
+
+
+def module_names(room: str) -> list[str]:
+    """The modules of `specjax.drafters` or `specjax.verify`."""
+    return [
+        module.name for module in pkgutil.iter_modules(importlib.import_module(f"specjax.{room}").__path__)
+    ]
+
+
+def find_module(room: str, name: str) -> ModuleType:
+    """A drafter or rule by its module's name, with a dot by a path of your own; ConfigError if it is none."""
+    kind = {"drafters": "drafter", "verify": "rule"}[room]
+    known = module_names(room)
+    if "." not in name and name not in known:
+        raise ConfigError(
+            f"there is no {kind} '{name}'{nearest(name, known)} (known: {', '.join(known)}; "
+            "one of your own is named by its module path, with a dot)"
+        )
+    try:
+        module = importlib.import_module(name if "." in name else f"specjax.{room}.{name}")
+    except ImportError as error:
+        raise ConfigError(f"the {kind} '{name}' cannot be imported: {error}") from error
+    missing = [offer for offer in OFFERS[room] if not hasattr(module, offer)]
+    if missing:
+        raise ConfigError(f"the {kind} '{name}' has no {' and no '.join(missing)}: define it in the module")
+    return module
+
+
+def lossless_rules(law: ProposalLaw | None = None) -> list[str]:
+    """The lossless rules for any temperature that may judge proposals of `law`, or of some law."""
+
+    def fits(rule: ModuleType) -> bool:
+        judges = law is None or law in rule.LAWS
+        return judges and rule.LOSSLESS and not getattr(rule, "TEMPERATURE_ZERO_ONLY", False)
+
+    return [name for name in module_names("verify") if fits(find_module("verify", name))]

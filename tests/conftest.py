@@ -1,0 +1,49 @@
+"""What all tests share: the CPU, no silent broadcasting, and one tiny random Llama."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+from specjax.models.functional import init_params, make_target
+from specjax.models.llama import LlamaConfig
+from specjax.types import Params, Target
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> LlamaConfig:
+    """A Llama of two layers and 32 tokens, with grouped queries."""
+    return LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        rms_norm_eps=1e-5,
+        max_positions=1024,
+        tie_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tiny_config: LlamaConfig) -> Target:
+    """The pure functions of that Llama."""
+    return make_target(tiny_config)
+
+
+@pytest.fixture(scope="session")
+def tiny_params(tiny_config: LlamaConfig) -> Params:
+    """Its random weights, large enough for outputs that vary."""
+    return jax.tree.map(lambda leaf: 6 * leaf, init_params(tiny_config, seed=0))

@@ -49,9 +49,7 @@ def write(
     )
 
 
-def commit(
-    cache: KVCache, num_kept: Int[Array, "B"], path: Int[Array, "B P"] | None = None
-) -> KVCache:
+def commit(cache: KVCache, num_kept: Int[Array, "B"], path: Int[Array, "B P"] | None = None) -> KVCache:
     """Keep the first `num_kept` [B] nodes of `path` [B, P] and advance; a chain (None) moves nothing."""
     if path is not None:
         batch = cache.length.shape[0]

@@ -105,8 +105,8 @@ def prepare(
     size = bucket(needed) if capacity is None else capacity
     if needed > size:
         raise ConfigError(
-            f"a prompt of {longest} tokens, {max_new_tokens} new ones and {method.num_nodes} draft nodes need "
-            f"{needed} cache slots, and the capacity is {size}: shorten the prompt or raise the capacity"
+            f"a prompt of {longest} tokens, {max_new_tokens} new ones and {method.num_nodes} nodes a pass "
+            f"need {needed} cache slots, and the capacity is {size}: shorten the prompt or raise the capacity"
         )
     max_positions = getattr(method.target.config, "max_positions", None)
     if max_positions is not None and longest + max_new_tokens > max_positions:
@@ -136,9 +136,7 @@ def prefill(
     drafter = method.drafter
     names = () if drafter is None else drafter.features
     empty = method.target.init_cache(batch, capacity)
-    cache, features = read_prompt(
-        method.target.forward, params.target, tokens[:, :prompt_size], empty, names
-    )
+    cache, features = read_prompt(method.target.forward, params.target, tokens[:, :prompt_size], empty, names)
     cache = cache._replace(length=lengths - 1)
     context = Context(tokens, lengths, request.warp)
     draft_state = {} if drafter is None else drafter.init(params, context, features, prompt_size)
@@ -166,9 +164,7 @@ def rollout(
     method: Method, params: ModelParams, request: Request, state: DecodeState, num_rounds: int
 ) -> tuple[DecodeState, StepInfo]:
     """A fixed number of rounds; the infos come stacked [R, B]; `state` is used up."""
-    return jax.lax.scan(
-        lambda carry, _: step(method, params, request, carry), state, length=num_rounds
-    )
+    return jax.lax.scan(lambda carry, _: step(method, params, request, carry), state, length=num_rounds)
 
 
 _one_step = functools.partial(jax.jit, static_argnames=("method",), donate_argnames=("state",))(step)
@@ -182,9 +178,7 @@ def stream(
         before = np.asarray(state.length)
         state, info = _one_step(method, params, request, state)
         tokens, num_new = np.asarray(state.tokens), np.asarray(info.num_emitted)
-        yield [
-            row[at : at + count].tolist() for row, at, count in zip(tokens, before, num_new, strict=True)
-        ]
+        yield [row[at : at + count].tolist() for row, at, count in zip(tokens, before, num_new, strict=True)]
 
 
 def stream_text(rounds: Iterator[list[list[int]]], streams: Sequence[TextStream]) -> Iterator[list[str]]:

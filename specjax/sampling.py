@@ -22,7 +22,7 @@ def make_warp(
 ) -> Warp:
     """The same law for every row: argmax unless a temperature is given.
 
-    Raises ConfigError on a temperature below 0, `top_k` below 0, `top_p` outside (0, 1], `min_p` outside [0, 1].
+    Raises ConfigError on a temperature or `top_k` below 0, `top_p` outside (0, 1], `min_p` outside [0, 1].
     """
     if not 0.0 <= temperature < float("inf"):
         raise ConfigError(f"temperature is {temperature}: give 0 (argmax) or a positive number")

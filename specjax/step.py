@@ -138,9 +138,7 @@ def _emit(
     return state, info
 
 
-def _append(
-    tokens: Int[Array, "B T"], new: Int[Array, "B D1"], at: Int[Array, "B"]
-) -> Int[Array, "B T"]:
+def _append(tokens: Int[Array, "B T"], new: Int[Array, "B D1"], at: Int[Array, "B"]) -> Int[Array, "B T"]:
     return jax.vmap(lambda row, piece, start: jax.lax.dynamic_update_slice(row, piece, (start,)))(
         tokens, new, at
     )

@@ -118,7 +118,7 @@ def tree_drafter(table: Table, parents: tuple[int, ...], law: ProposalLaw) -> Dr
             else:
                 token = sample(jax.vmap(lambda key: jax.random.fold_in(key, node))(keys), choices)
             has_choice = (choices.sum(-1) > 0) & (tokens[:, parent] != NO_TOKEN)
-            token = jnp.where(has_choice, token, NO_TOKEN)
+            token = jnp.where(parent == NO_PARENT, pending, jnp.where(has_choice, token, NO_TOKEN))
             if without_repeats:
                 taken = jnp.arange(vocab_size)[None, :] == token[:, None]
                 left = left.at[:, parent].set(jnp.where(taken, 0.0, choices))
@@ -126,9 +126,10 @@ def tree_drafter(table: Table, parents: tuple[int, ...], law: ProposalLaw) -> Dr
             own = law_at(tokens, node)
             return tokens, probs.at[:, node].set(own), left.at[:, node].set(own)
 
-        tokens = jnp.full((batch, num_nodes), NO_TOKEN, jnp.int32).at[:, 0].set(committed(1, NO_TOKEN))
-        laws = jnp.zeros((batch, num_nodes, vocab_size)).at[:, 0].set(law_at(tokens, jnp.int32(0)))
-        tokens, probs, _ = jax.lax.fori_loop(1, num_nodes, grow, (tokens, laws, laws))
+        pending = committed(1, NO_TOKEN)
+        tokens = jnp.full((batch, num_nodes), NO_TOKEN, jnp.int32)
+        laws = jnp.zeros((batch, num_nodes, vocab_size))
+        tokens, probs, _ = jax.lax.fori_loop(0, num_nodes, grow, (tokens, laws, laws))
         every_row = jnp.broadcast_to(lineage[None], (batch, num_nodes))
         return Draft(tokens, every_row, None if is_point_mass else probs), state
 

@@ -88,7 +88,7 @@ class Warp(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What each row asks for: its `warp`, its `limit` [B] in tokens, prompt included, and `stop_tokens` [E]."""
+    """What each row asks for: `warp`, `limit` [B] in tokens (prompt included), and `stop_tokens` [E]."""
 
     warp: Warp
     limit: Int[Array, "B"]
@@ -170,16 +170,15 @@ class Drafter(NamedTuple):
     """A drafter as pure functions and static facts; `num_nodes == max_depth + 1` makes it a chain.
 
     `init(params, context, features, prompt_size)` reads the prompt, the first `prompt_size` columns of
-    `context.tokens`, whose features [B, P, F] the prefill collected, and returns the first state. `propose(params, keys, state, context)` returns a draft
-    with its root filled in, and the state. `observe(params, state, draft, verdict, context, features)`
-    sees what became of the draft, the context after it and the features of every node.
+    `context.tokens`, whose features [B, P, F] the prefill collected, and returns the first state.
+    `propose(params, keys, state, context)` returns a draft, whose root the step fills in, and the state.
+    `observe(params, state, draft, verdict, context, features)` sees what became of the draft, the context
+    after it and the features of every node.
     """
 
     init: Callable[[ModelParams, Context, dict[str, jax.Array], int], DraftState]
     propose: Callable[[ModelParams, Key[Array, "B"], DraftState, Context], tuple[Draft, DraftState]]
-    observe: Callable[
-        [ModelParams, DraftState, Draft, Verdict, Context, dict[str, jax.Array]], DraftState
-    ]
+    observe: Callable[[ModelParams, DraftState, Draft, Verdict, Context, dict[str, jax.Array]], DraftState]
     num_nodes: int
     max_depth: int
     law: ProposalLaw

@@ -19,17 +19,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checkpoints.source import load
+from specjax.build import build_target
 from specjax.data.prompts import load_prompts
 from specjax.decode import generate, new_tokens, row_keys, start
 from specjax.drafters import draft_model, ngram, self_speculative
-from specjax.models.functional import make_target
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.types import ModelParams
 from specjax.verify import greedy, rejection, target_only
 
 HERE = Path(__file__).parent
+# Those that experiments/skip_layers found: drafts are accepted and refused in turn.
+SKIP_LAYERS = (12, 15, 18, 21, 24)
 
 
 def main() -> None:
@@ -41,16 +42,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     args = parser.parse_args()
 
-    checkpoint = load(args.target)
-    tokenizer = checkpoint.tokenizer
+    loaded = build_target(args.target)
+    target, weights, tokenizer = loaded.target, loaded.params, loaded.tokenizer
     assert tokenizer is not None
-    target = make_target(checkpoint.config)
-    weights = jax.device_put(checkpoint.params)
     by_task: dict[str, list] = {}
     for prompt in load_prompts("spec_bench", args.spec_bench):
         by_task.setdefault(prompt.task, []).append(prompt)
     # In turn from every task, so that each batch is ragged.
-    chosen = [prompt for group in zip(*by_task.values()) for prompt in group][: args.prompts]
+    chosen = [prompt for group in zip(*by_task.values(), strict=False) for prompt in group][: args.prompts]
     prompts = [tokenizer.encode(tokenizer.chat([{"role": "user", "content": p.turns[0]}])) for p in chosen]
 
     skipped = self_speculative.Config(draft_length=3, skip_layers=SKIP_LAYERS)
@@ -60,7 +59,7 @@ def main() -> None:
         "ngram": (Method(target, ngram.build(ngram.Config(4, 3), target), rejection.verify), {}),
         "self_speculative": (Method(target, self_speculative.build(skipped, target), target_only.verify), {}),
         "draft_model": (
-            Method(target, draft_model.build(own_model, target, checkpoint.config), greedy.verify),
+            Method(target, draft_model.build(own_model, target, loaded.config), greedy.verify),
             weights,
         ),
     }
@@ -91,7 +90,10 @@ def main() -> None:
                     texts[prompt_id] = {"tokens": tokens, "steps": num_steps}
                 args.out.write_text(json.dumps(done))
                 seconds = time.perf_counter() - begin
-                print(f"{name}, batch {batch_size}: {first + len(rows)}/{len(prompts)}, {seconds:.0f} s", flush=True)
+                print(
+                    f"{name}, batch {batch_size}: {first + len(rows)}/{len(prompts)}, {seconds:.0f} s",
+                    flush=True,
+                )
 
     reference = done["plain, batch 1"]
     logits_of = jax.jit(target.forward)
@@ -103,17 +105,17 @@ def main() -> None:
         for row, prompt in enumerate(chosen):
             ours, plain = texts[str(prompt.id)]["tokens"], reference[str(prompt.id)]["tokens"]
             if ours != plain:
-                at = next(i for i, (a, b) in enumerate(zip(ours, plain)) if a != b)
+                at = next(i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b)
                 context = jnp.asarray([prompts[row] + plain[:at]])
                 size = context.shape[1]
                 mask = jnp.tril(jnp.ones((1, size, size), bool))
                 out = logits_of(weights, context, jnp.arange(size)[None], mask, target.init_cache(1, size))
                 second, best = np.sort(np.asarray(out.logits[0, -1]))[-2:]
-                print(f"  prompt {prompt.id}: first difference at token {at}, gap of the best logits {best - second:.1e}")
+                gap = best - second
+                print(
+                    f"  prompt {prompt.id}: first difference at token {at}, gap of the best logits {gap:.1e}"
+                )
 
-
-# A spread of the upper half: enough agreement for drafts to be accepted and refused.
-SKIP_LAYERS = (12, 15, 18, 21, 24)
 
 if __name__ == "__main__":
     main()

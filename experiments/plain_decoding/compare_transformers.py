@@ -88,9 +88,7 @@ def main() -> None:
                 begin = time.perf_counter()
                 decode(prompt)
                 times[name].append(time.perf_counter() - begin)
-        ratio = statistics.median(
-            b / a for a, b in zip(times["specjax"], times["transformers"], strict=True)
-        )
+        ratio = statistics.median(b / a for a, b in zip(times["specjax"], times["transformers"], strict=True))
         rates = {name: args.new_tokens / statistics.median(seconds) for name, seconds in times.items()}
         rows.append({"prompt_tokens": len(prompt), "ratio": ratio, "same_text": agree, **rates})
         print(
@@ -101,7 +99,11 @@ def main() -> None:
     median = statistics.median(row["ratio"] for row in rows)
     print(f"median ratio {median:.2f} (torch threads {torch.get_num_threads()}, jax {jax.__version__})")
     if args.out:
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__, "jax": jax.__version__}
+        versions = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "jax": jax.__version__,
+        }
         args.out.write_text(json.dumps({"median_ratio": median, "rows": rows, **versions}, indent=2) + "\n")
 
 

@@ -107,11 +107,11 @@ def check_and_nest(
 
 
 def check_num_layers(config: LlamaConfig, num_tensors: int, source: str) -> None:
-    """Refuse a damaged count of layers before a list of their names is made, which could fill the memory."""
+    """Refuse an absurd count of layers before their names are listed, which could fill the memory."""
     if config.num_layers > num_tensors:
         raise CheckpointError(
-            f"{source}: the config counts {config.num_layers} layers, but there are only {num_tensors} tensors; "
-            "the weights and the config belong to different models."
+            f"{source}: the config counts {config.num_layers} layers, but there are only {num_tensors} "
+            "tensors; the weights and the config belong to different models."
         )
 
 

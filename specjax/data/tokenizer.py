@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import tokenizers
 
@@ -68,7 +68,7 @@ class TextStream:
         self._context: list[int] = []
         self._pending: list[int] = []
 
-    def step(self, token_id: int) -> str | None:
+    def step(self, token_id: SupportsIndex) -> str | None:
         """Return the text that this token completes, or None while a character is incomplete."""
         self._pending.append(int(token_id))
         piece = self._new_text()

@@ -49,9 +49,7 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     return chain_drafter(model, lambda params: params.drafter, config.draft_length)
 
 
-def chain_drafter(
-    model: Target, weights_of: Callable[[ModelParams], Params], draft_length: int
-) -> Drafter:
+def chain_drafter(model: Target, weights_of: Callable[[ModelParams], Params], draft_length: int) -> Drafter:
     """A chain of `draft_length` tokens, each drawn from `model`'s own law under the row's warp.
 
     The state is the model's cache. The last draft is never an input, so after a round in which all

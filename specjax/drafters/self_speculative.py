@@ -32,7 +32,7 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
         raise ConfigError(f"skip_layers names layers {unknown}: the target has layers 0 to {num_layers - 1}")
     if not 0 < len(skipped) < num_layers:
         raise ConfigError(
-            f"skip_layers names {len(skipped)} of {num_layers} layers: skip at least one and keep at least one"
+            f"skip_layers names {len(skipped)} of {num_layers} layers: skip at least one, keep at least one"
         )
     kept = tuple(i for i in range(num_layers) if i not in skipped)
     thinned = dataclasses.replace(target.config, num_layers=len(kept))

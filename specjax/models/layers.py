@@ -24,7 +24,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
         y = project(x, self.weight[...])
-        return y if self.bias is None else y + self.bias[...]
+        return y if self.bias is None else y + along_last(self.bias[...], y)
 
 
 class Embedding(nnx.Module):
@@ -47,7 +47,12 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*B H"]) -> Float[Array, "*B H"]:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return self.weight[...] * wide.astype(x.dtype)
+        return along_last(self.weight[...], x) * wide.astype(x.dtype)
+
+
+def along_last(vector: Float[Array, "H"], x: Float[Array, "*B H"]) -> Float[Array, "*1 H"]:
+    """The vector with the rank of `x`: nothing broadcasts by accident."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 def project(x: Float[Array, "*B I"], weight: Float[Array, "O I"]) -> Float[Array, "*B O"]:

@@ -138,7 +138,7 @@ def node_inputs(
     config: LlamaConfig, positions: Int[Array, "B N"], length: Int[Array, "B"], mask: Bool[Array, "B N M"]
 ) -> Nodes:
     """What all layers share: rotary angles of the positions, in float32, and what each node sees."""
-    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(config)
+    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
     return Nodes(jnp.cos(angles), jnp.sin(angles), length, mask)
 
 

@@ -1,4 +1,4 @@
-"""The walk that rules share which first choose a token at a node and then look for a child that carries it."""
+"""The walk of rules that choose a token at a node and then look for the child that carries it."""
 
 from __future__ import annotations
 

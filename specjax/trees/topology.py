@@ -27,7 +27,7 @@ def ancestor_mask(parents: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     def add_node(i: Int[Array, ""], mask: Bool[Array, "B N N"]) -> Bool[Array, "B N N"]:
         parent = jnp.take(parents, i, axis=1)
         of_parent = jnp.take_along_axis(mask, parent[:, None, None], axis=1)[:, 0]
-        return mask.at[:, i].set(of_parent | own[i])
+        return mask.at[:, i].set(of_parent | own[i][None])
 
     mask = jnp.zeros((*parents.shape, num_nodes), bool).at[:, 0, 0].set(True)
     return jax.lax.fori_loop(1, num_nodes, add_node, mask)

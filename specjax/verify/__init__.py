@@ -1,1 +1,1 @@
-"""Verification rules: one module each, exporting `verify`, `LOSSLESS` and the proposal `LAWS` it may judge."""
+"""Verification rules, one a module: `verify`, `LOSSLESS` and the proposal `LAWS` that it may judge."""

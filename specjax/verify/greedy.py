@@ -20,6 +20,4 @@ def verify(
     """The longest path of target argmaxes, then the argmax at its end; `keys` are not used."""
     del keys
     best = jnp.argmax(target_probs, axis=-1).astype(jnp.int32)
-    return descend(
-        draft, lambda _, node: jnp.take_along_axis(best, node[:, None], axis=1)[:, 0], max_depth
-    )
+    return descend(draft, lambda _, node: jnp.take_along_axis(best, node[:, None], axis=1)[:, 0], max_depth)

@@ -25,10 +25,7 @@ def verify(
     drafted = draft.tokens[:, 1:]
     accept_keys, next_keys = split_keys(keys, 2)
     threshold = jax.vmap(lambda key: jax.random.uniform(key, (max_depth,)))(accept_keys)
-    if draft.probs is None:
-        draft_prob = jnp.ones(drafted.shape)
-    else:
-        draft_prob = prob_of(draft.probs[:, :-1], drafted)
+    draft_prob = jnp.ones(drafted.shape) if draft.probs is None else prob_of(draft.probs[:, :-1], drafted)
     # Strict, and threshold < 1: a token of target probability 0 never passes, one of equal laws always.
     accepted = threshold * draft_prob < prob_of(target_probs[:, :-1], drafted)
     num_accepted = jnp.cumprod(accepted, axis=1).sum(1, dtype=jnp.int32)

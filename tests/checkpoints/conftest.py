@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ WriteFolder = Callable[..., Path]
 
 
 @pytest.fixture
-def write_folder(tmp_path: Path) -> WriteFolder:
+def write_folder(tmp_path: Path) -> Iterator[WriteFolder]:
     """Writes a Hugging Face folder, in `shards` files where more than one is asked for."""
 
     def write(
@@ -47,7 +48,8 @@ def write_folder(tmp_path: Path) -> WriteFolder:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         return folder
 
-    return write
+    yield write
+    shutil.rmtree(tmp_path / "model", ignore_errors=True)  # pytest would keep it, and one test's is large
 
 
 WriteGGUF = Callable[..., Path]

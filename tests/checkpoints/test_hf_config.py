@@ -54,7 +54,7 @@ def test_rotary_settings_in_every_spelling(changes: dict[str, Any], scaling: Rop
 
 def test_absent_fields_mean_what_follows_from_the_others() -> None:
     absent = {"num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"}
-    parsed = parse_config(hf_config(**dict.fromkeys(absent)), "config.json")
+    parsed = parse_config(hf_config(TINY, **dict.fromkeys(absent)), "config.json")
     assert parsed == dataclasses.replace(TINY, num_kv_heads=4, tie_embeddings=False)
 
 
@@ -72,7 +72,7 @@ def test_mistral_with_full_attention() -> None:
 )
 def test_absent_field_is_named(field: str) -> None:
     with pytest.raises(CheckpointError, match=f"config.json: field '{field}' is absent"):
-        parse_config(hf_config(**{field: None}), "config.json")
+        parse_config(hf_config(TINY, **{field: None}), "config.json")
 
 
 @pytest.mark.parametrize(

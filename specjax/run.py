@@ -120,16 +120,18 @@ def run(options: Options) -> dict[str, Any]:
     summary = {"config": config.to_dict(), **metrics, "environment": results.environment()}
     report = tables.report(f"{config.target}: {len(prompts)} prompts", summary)
     results.finish(workdir, summary, report.markdown())
-    report.show(Console())
+    # A file or a pipe has no width of its own.
+    report.show(Console() if sys.stdout.isatty() else Console(width=100))
     return summary
 
 
 def encode(prompts: Sequence[Prompt], tokenizer: Tokenizer, chat: bool) -> list[list[int]]:
     """The tokens of each prompt's first turn, in the model's chat form if it has one and `chat` is wanted."""
     texts = [prompt.turns[0] for prompt in prompts]
-    if chat and tokenizer.chat_template is not None:
+    in_chat = chat and tokenizer.chat_template is not None
+    if in_chat:
         texts = [tokenizer.chat([{"role": "user", "content": text}]) for text in texts]
-    return [tokenizer.encode(text) for text in texts]
+    return [tokenizer.encode(text, add_special_tokens=not in_chat) for text in texts]
 
 
 def _decode(

@@ -6,10 +6,12 @@ stale slot changes its law.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import cache as kv
@@ -27,6 +29,7 @@ from specjax.types import (
     ProposalLaw,
     Target,
     Verdict,
+    Verify,
 )
 
 Table = Float[Array, "V1 V V"]
@@ -107,7 +110,9 @@ def tree_drafter(table: Table, parents: tuple[int, ...], law: ProposalLaw) -> Dr
             parent = lineage[node]
             previous = jnp.where(parent == NO_PARENT, committed(2, vocab_size), tokens[:, parent])
             logits = table[previous, jnp.maximum(tokens[:, node], 0)]
-            return jax.nn.softmax(logits) if is_point_mass else warp_probs(logits[:, None], context.warp)[:, 0]
+            return (
+                jax.nn.softmax(logits) if is_point_mass else warp_probs(logits[:, None], context.warp)[:, 0]
+            )
 
         def grow(node: Int[Array, ""], carry):
             tokens, probs, left = carry
@@ -166,3 +171,20 @@ def unverified(
         return jnp.where(is_child.any(1), first, drawn)
 
     return descend(draft, choose, max_depth)
+
+
+def side_by_side(rules: Sequence[Verify], rule_of_row: Sequence[int]) -> Verify:
+    """A rule that judges every row by its own one of `rules`, so that all of them share one compilation."""
+    own_rows = [np.flatnonzero(np.asarray(rule_of_row) == number) for number in range(len(rules))]
+    order = np.argsort(np.concatenate(own_rows))
+
+    def verify(
+        keys: Key[Array, "B"], draft: Draft, target_probs: Float[Array, "B N V"], *, max_depth: int
+    ) -> Verdict:
+        verdicts = []
+        for rule, rows in zip(rules, own_rows, strict=True):
+            own = jax.tree.map(lambda part, rows=rows: part[rows], (keys, draft, target_probs))
+            verdicts.append(rule(*own, max_depth=max_depth))
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *verdicts)
+
+    return verify

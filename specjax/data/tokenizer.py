@@ -30,9 +30,12 @@ class Tokenizer:
         """Count of token ids, added tokens included; the model's own vocabulary may be padded beyond it."""
         return self.inner.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; special tokens written in it are parsed, and none is added."""
-        return self.inner.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`; special tokens written in it are parsed.
+
+        None is added unless asked for: chat templates write theirs, plain text needs the model's own.
+        """
+        return self.inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -9,12 +10,13 @@ from typing import NamedTuple
 import jax
 
 from specjax.decode import DecodeStats, bucket, new_tokens, prepare, row_keys
-from specjax.eval.timing import Compiled, Inputs, compile_method, run_timed
+from specjax.eval.timing import Inputs, Programs
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.types import ModelParams
 
 PLAIN = "plain"  # the method that the others are compared with
+SMALLEST_CAPACITY = 512
 
 Methods = Mapping[str, tuple[Method, ModelParams]]
 
@@ -72,24 +74,21 @@ def compare(
     The order of the methods alternates. ConfigError, before any decoding, on a prompt that does not fit.
     """
     laid_out = {number: _lay_out(methods, batch, settings) for number, batch in batches.items()}
-    compiled: dict[tuple, Compiled] = {}
+    programs = {name: Programs(*method) for name, method in methods.items()}
     for number, batch in batches.items():
-        inputs, prompt_size = laid_out.pop(number)
-        shape = (*inputs.tokens.shape, prompt_size)
-        compile_seconds = dict.fromkeys(methods, 0.0)
-        for name, (method, params) in methods.items():
-            if (name, shape) not in compiled:
-                report(f"compiling {name} for {prompt_size} prompt tokens")
-                compiled[name, shape] = compile_method(method, params, inputs, prompt_size)
-                compile_seconds[name] = compiled[name, shape].seconds
+        inputs = laid_out.pop(number)
+        compile_seconds = {}
+        for name, program in programs.items():
+            if not program.knows(inputs):
+                report(f"compiling {name} for {inputs.prompt_size} prompt tokens")
+            compile_seconds[name] = program.compile(inputs)
 
         written: dict[str, tuple[list[list[int]], DecodeStats]] = {}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
         for repeat in range(settings.repeats):
-            order = list(methods) if (number + repeat) % 2 == 0 else list(reversed(methods))
-            for name in order:
+            for name in sorted(methods, key=list(methods).index, reverse=(number + repeat) % 2 == 1):
                 report(f"decoding {name}")
-                run = run_timed(compiled[name, shape], methods[name][1], inputs)
+                run = programs[name].run(inputs)
                 seconds[name].append((run.prefill_seconds, run.decode_seconds))
                 written[name] = new_tokens(run.state, batch.prompts), jax.device_get(run.stats)
                 del run  # its caches, before the next ones are made
@@ -102,21 +101,22 @@ def compare(
         ]
 
 
-def _lay_out(methods: Methods, batch: Batch, settings: Settings) -> tuple[Inputs, int]:
+def _lay_out(methods: Methods, batch: Batch, settings: Settings) -> Inputs:
     """The same rows, capacity and keys for every method."""
     longest = max(len(prompt) for prompt in batch.prompts)
     widest = max((method for method, _ in methods.values()), key=lambda method: method.num_nodes)
-    size = len(batch.rows)
-    warp = make_warp(size, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    # Few capacities, so that few shapes compile: attention's share of a pass hardly notices.
+    needed = longest + settings.max_new_tokens + widest.num_nodes
+    capacity = max(SMALLEST_CAPACITY, 2 ** math.ceil(math.log2(needed)))
     request, tokens, lengths = prepare(
         widest,
         batch.prompts,
         max_new_tokens=settings.max_new_tokens,
-        warp=warp,
+        warp=make_warp(len(batch.rows), settings.temperature, settings.top_k, settings.top_p, settings.min_p),
         stop_tokens=settings.stop_tokens,
+        capacity=capacity,
     )
-    keys = row_keys(settings.seed, batch.rows)
-    return Inputs(request, tokens, lengths, keys), min(bucket(longest), tokens.shape[1])
+    return Inputs(request, tokens, lengths, row_keys(settings.seed, batch.rows), bucket(longest))
 
 
 def _generations(

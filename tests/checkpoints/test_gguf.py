@@ -25,8 +25,8 @@ WriteGGUF = Callable[..., Path]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
-def test_config_of_the_default_model(smollm: Checkpoint) -> None:
-    assert smollm.config == LlamaConfig(
+def test_config_of_the_default_model(smollm2: Checkpoint) -> None:
+    assert smollm2.config == LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
         num_layers=30,
@@ -42,7 +42,7 @@ def test_config_of_the_default_model(smollm: Checkpoint) -> None:
         attention_bias=False,
         mlp_bias=False,
     )
-    tensors = published(smollm.params)
+    tensors = published(smollm2.params)
     assert sum(tensor.size for tensor in tensors.values()) == 134_515_008
     assert all(np.isfinite(tensor).all() and tensor.any() for tensor in tensors.values())
 

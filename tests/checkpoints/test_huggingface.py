@@ -29,14 +29,14 @@ def assert_same(params: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_real_model_comes_back_bit_identical(
-    smollm: Checkpoint, write_folder: WriteFolder, shards: int
+    smollm2: Checkpoint, write_folder: WriteFolder, shards: int
 ) -> None:
-    folder = write_folder(published(smollm.params), hf_config(smollm.config), shards=shards)
+    folder = write_folder(published(smollm2.params), hf_config(smollm2.config), shards=shards)
     loaded = load(str(folder))
-    assert loaded.config == smollm.config
+    assert loaded.config == smollm2.config
     assert loaded.source == str(folder)
     assert loaded.tokenizer is None
-    assert_same(loaded.params, smollm.params)
+    assert_same(loaded.params, smollm2.params)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

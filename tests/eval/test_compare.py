@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from specjax.drafters import ngram
 from specjax.errors import ConfigError
 from specjax.eval import compare
 from specjax.eval.compare import PLAIN, Settings, make_batches
+from specjax.eval.timing import Inputs, Programs, Timed
 from specjax.step import Method
 from specjax.types import ModelParams, Params, Target
 from specjax.verify import rejection
@@ -40,34 +39,33 @@ def test_texts_do_not_depend_on_batches_order_or_repeats(
     methods: compare.Methods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[int] = []
-    compiled: list[Any] = []
-    run, build = compare.run_timed, compare.compile_method
+    run = Programs.run
 
-    def run_timed(step: Any, *args: Any) -> Any:
-        order.append(next(i for i, made in enumerate(compiled) if made is step))
-        return run(step, *args)
+    def run_and_note(programs: Programs, inputs: Inputs) -> Timed:
+        timed = run(programs, inputs)
+        order.append(0 if timed.stats.tried_at_depth.size == 0 else 1)
+        return timed
 
-    def compile_method(*args: Any) -> Any:
-        compiled.append(build(*args))
-        return compiled[-1]
-
-    monkeypatch.setattr(compare, "run_timed", run_timed)
-    monkeypatch.setattr(compare, "compile_method", compile_method)
+    monkeypatch.setattr(Programs, "run", run_and_note)
     alone = decode(methods, 1)
-    assert len(compiled) == len(methods)
     assert order == [0, 1, 1, 0, 0, 1]
-    together = decode(methods, 2, SETTINGS._replace(repeats=2))
-    assert order[6:] == [2, 3, 3, 2, 5, 4, 4, 5]
+    together = decode(methods, 3, SETTINGS._replace(repeats=2))
+    assert order[6:] == [0, 1, 1, 0]
     texts = [{(g.row, g.method): g.tokens for g in found} for found in (alone, together)]
     assert texts[0] == texts[1]
     assert all(len(tokens) == 6 for tokens in texts[0].values())
+    # All three prompts have one shape.
     assert [g.compile_seconds > 0 for g in alone] == [True, True, False, False, False, False]
+
+
+def test_last_batch_may_be_smaller() -> None:
+    assert [batch.rows for batch in make_batches(PROMPTS, 2)] == [(0, 1), (2,)]
 
 
 def test_prompt_that_does_not_fit_is_refused_before_any_compilation(
     methods: compare.Methods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "compile_method", lambda *args: pytest.fail("compiled"))
+    monkeypatch.setattr(Programs, "compile", lambda *args: pytest.fail("compiled"))
     batches = dict(enumerate(make_batches([[1], [10**6]], 1)))
     with pytest.raises(ConfigError, match="outside the target's vocabulary"):
         next(compare.compare(methods, batches, SETTINGS))

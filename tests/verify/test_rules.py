@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,7 +30,10 @@ def certain(*tokens: int) -> np.ndarray:
 
 def judge(rule, draft: Draft, target: np.ndarray):
     laws = jnp.broadcast_to(jnp.asarray(target, jnp.float32), (ROWS, *target.shape))
-    return rule.verify(row_keys(0, range(ROWS)), draft, laws, max_depth=draft.tokens.shape[1] - 1)
+    keys = row_keys(0, range(ROWS))
+    return jax.jit(rule.verify, static_argnames="max_depth")(
+        keys, draft, laws, max_depth=draft.tokens.shape[1] - 1
+    )
 
 
 @pytest.mark.parametrize("rule", [greedy, rejection, target_only])

@@ -1,0 +1,310 @@
+"""What every drafter and every rule must keep; new modules are found by themselves.
+
+A new drafter needs one line in `EXAMPLES`; a new rule needs nothing (its output law: tests/test_law.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax.drafters
+import specjax.verify
+from specjax.decode import generate, new_tokens, row_keys, start
+from specjax.drafters import draft_model, ngram, self_speculative
+from specjax.models.llama import LlamaConfig
+from specjax.sampling import make_warp
+from specjax.step import Method
+from specjax.testing import side_by_side, tree_drafter
+from specjax.types import (
+    NO_PARENT,
+    NO_TOKEN,
+    ROOT,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+    Params,
+    ProposalLaw,
+    Target,
+    Verdict,
+    Warp,
+)
+
+NEW_TOKENS = 24
+CAPACITY = 64
+NEVER = 99
+
+
+class Example(NamedTuple):
+    """How to build a drafter for the tiny target: its config and, if it learns, architecture and weights."""
+
+    config: Any
+    is_noisy_copy: bool = False  # its model is the target with a little noise on the weights
+
+
+EXAMPLES = {
+    "draft_model": Example(draft_model.Config("a noisy copy", 3), is_noisy_copy=True),
+    "ngram": Example(ngram.Config(draft_length=3, max_ngram=2)),
+    "self_speculative": Example(self_speculative.Config(draft_length=3, skip_layers=(1,))),
+}
+
+
+def modules_of(package: ModuleType) -> dict[str, ModuleType]:
+    names = [name for _, name, _ in pkgutil.iter_modules(package.__path__)]
+    return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+
+
+DRAFTERS = modules_of(specjax.drafters)
+RULES = modules_of(specjax.verify)
+
+
+def example_of(name: str) -> Example:
+    if name not in EXAMPLES:
+        pytest.fail(f"specjax.drafters.{name} has no example: add one to EXAMPLES in tests/test_contract.py")
+    return EXAMPLES[name]
+
+
+def test_a_drafter_without_an_example_is_told_to_get_one() -> None:
+    with pytest.raises(
+        pytest.fail.Exception, match=r"drafters\.brand_new has no example: add one to EXAMPLES"
+    ):
+        example_of("brand_new")
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafter_modules_export_what_they_must(name: str) -> None:
+    assert isinstance(example_of(name).config, DRAFTERS[name].Config)
+    assert callable(DRAFTERS[name].build)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_modules_export_what_they_must(name: str) -> None:
+    rule = RULES[name]
+    assert isinstance(rule.LOSSLESS, bool)
+    assert rule.LAWS and set(ProposalLaw) >= rule.LAWS
+    assert callable(rule.verify)
+
+
+class Row(NamedTuple):
+    """One request: what it asks for, and the number that its key comes from."""
+
+    prompt: tuple[int, ...]
+    temperature: float
+    top_k: int
+    key: int
+
+
+PLAIN = Row((5, 9, 2, 30), 0.0, 0, 0)
+REPEATING = Row((3, 4, 5, 6, 3, 4, 5, 6, 3, 4), 0.0, 0, 1)
+WARM = Row((7,), 1.0, 0, 2)
+CUT = Row((1, 2, 1, 2, 1, 2, 1), 0.8, 5, 3)
+REQUESTS = (PLAIN, REPEATING, WARM, CUT)
+OTHERS = (Row((11,) * 30, 1.5, 3, 4), Row((0, 31), 0.0, 0, 5))
+
+
+class Case:
+    """A drafter on the tiny target under all its rules, side by side in one batch."""
+
+    def __init__(self, name: str, config: LlamaConfig, target: Target, params: Params):
+        example = example_of(name)
+        architecture, weights = None, {}
+        if example.is_noisy_copy:
+            rng = np.random.default_rng(0)
+            architecture = config
+            weights = jax.tree.map(
+                lambda w: w * (1 + 0.05 * rng.normal(size=w.shape).astype(w.dtype)), params
+            )
+        self.drafter: Drafter = DRAFTERS[name].build(example.config, target, architecture)
+        self.params = ModelParams(params, weights)
+        self.rules = [rule for rule in RULES.values() if self.drafter.law in rule.LAWS]
+        assert self.rules, f"no rule may judge specjax.drafters.{name}"
+        self.num_traces = 0
+
+        def counted(*args, **kwargs):
+            self.num_traces += 1
+            return target.forward(*args, **kwargs)
+
+        rule_of_row = np.repeat(np.arange(len(self.rules)), len(REQUESTS))
+        verify = side_by_side([rule.verify for rule in self.rules], rule_of_row)
+        self.target = target._replace(forward=counted)
+        self.method = Method(self.target, self.drafter, verify)
+
+    def rows(self, requests: Sequence[Row]) -> list[Row]:
+        """The requests once for each rule, at temperature 0 where the rule is for that only."""
+        found = []
+        for rule in self.rules:
+            for row in requests:
+                is_greedy = getattr(rule, "TEMPERATURE_ZERO_ONLY", False)
+                found.append(row._replace(temperature=0.0) if is_greedy else row)
+        return found
+
+    def decode(self, method: Method, rows: Sequence[Row]) -> tuple[list[list[int]], Any]:
+        prompts = [row.prompt for row in rows]
+        off = make_warp(len(rows))
+        warp = Warp(
+            jnp.asarray([row.temperature for row in rows]),
+            jnp.asarray([row.top_k for row in rows]),
+            off.top_p,
+            off.min_p,
+        )
+        request, state = start(
+            method,
+            self.params,
+            prompts,
+            max_new_tokens=NEW_TOKENS,
+            warp=warp,
+            keys=row_keys(0, [row.key for row in rows]),
+            stop_tokens=[NEVER],
+            capacity=CAPACITY,
+        )
+        before = self.num_traces
+        state, stats = generate(method, self.params, request, state)
+        self.traces_of_generate = self.num_traces - before
+        return new_tokens(state, prompts), stats
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def case(
+    request: pytest.FixtureRequest, tiny_config: LlamaConfig, tiny_target: Target, tiny_params: Params
+) -> Case:
+    return Case(request.param, tiny_config, tiny_target, tiny_params)
+
+
+@pytest.fixture(scope="module")
+def written(case: Case) -> tuple[list[list[int]], Any]:
+    """What the batch of all requests under all rules wrote."""
+    found = case.decode(case.method, case.rows(REQUESTS))
+    assert case.traces_of_generate == 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_target: Target, tiny_params: Params) -> dict[Row, list[int]]:
+    """What plain decoding writes at temperature 0, one prompt at a time."""
+    case = Case("ngram", tiny_target.config, tiny_target, tiny_params)
+    method = Method(tiny_target)
+    return {row: case.decode(method, [row._replace(temperature=0.0)])[0][0] for row in REQUESTS}
+
+
+def test_at_temperature_0_every_rule_writes_what_plain_decoding_writes(
+    case: Case, written, plain: dict[Row, list[int]]
+) -> None:
+    texts, stats = written
+    rows = case.rows(REQUESTS)
+    compared = 0
+    for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        if row.temperature == 0:
+            assert text == plain[REQUESTS[index % len(REQUESTS)]], row
+            compared += 1
+    assert compared >= 2 * len(case.rules)
+    # Neither nothing nor everything was accepted, or the comparison would show little.
+    accepted, tried = int(stats.accepted_at_depth.sum()), int(stats.tried_at_depth.sum())
+    assert 0 < accepted < tried
+    assert (np.asarray(stats.num_emitted) == NEW_TOKENS).all()
+
+
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_a_row_does_not_depend_on_its_batch_mates(case: Case, written, replaced: int) -> None:
+    rows = case.rows(REQUESTS)
+    mixed = [
+        OTHERS[i // 2 % 2]._replace(temperature=row.temperature) if i % 2 == replaced else row
+        for i, row in enumerate(rows)
+    ]
+    texts, _ = case.decode(case.method, mixed)
+    assert case.traces_of_generate == 0  # other prompts, lengths and temperatures: the same program
+    for index in range(1 - replaced, len(rows), 2):
+        assert texts[index] == written[0][index], rows[index]
+    assert any(texts[i] != written[0][i] for i in range(replaced, len(rows), 2))
+
+
+def test_a_row_alone_writes_what_it_writes_among_others(case: Case, written) -> None:
+    last = len(case.rules) - 1
+    method = Method(case.target, case.drafter, case.rules[last].verify)
+    for number, row in enumerate(case.rows(REQUESTS)[last * len(REQUESTS) :]):
+        texts, _ = case.decode(method, [row])
+        assert texts[0] == written[0][last * len(REQUESTS) + number], row
+        assert case.traces_of_generate == (1 if number == 0 else 0)
+
+
+def test_drafts_keep_the_contract(case: Case) -> None:
+    rows = case.rows(REQUESTS)
+    batch, drafter = len(rows), case.drafter
+    prompts = [row.prompt for row in rows]
+    warp = make_warp(batch)._replace(temperature=jnp.asarray([row.temperature for row in rows]))
+    keys = row_keys(0, range(batch))
+    options = {"warp": warp, "keys": keys, "max_new_tokens": NEW_TOKENS, "capacity": CAPACITY}
+    _, state = start(case.method, case.params, prompts, **options)
+    context = Context(state.tokens, state.length, warp)
+    draft, _ = jax.jit(drafter.propose)(case.params, keys, state.draft_state, context)
+    shape = (batch, drafter.num_nodes)
+    assert draft.tokens.shape == draft.parents.shape == shape
+    assert draft.tokens.dtype == draft.parents.dtype == jnp.int32
+    tokens, parents = np.asarray(draft.tokens), np.asarray(draft.parents)
+    assert (parents[:, ROOT] == NO_PARENT).all()
+    assert ((parents[:, 1:] >= ROOT) & (parents[:, 1:] < np.arange(1, drafter.num_nodes))).all()
+    assert ((tokens[:, 1:] >= NO_TOKEN) & (tokens[:, 1:] < case.target.vocab_size)).all()
+    depth = np.zeros(shape, int)
+    for node in range(1, drafter.num_nodes):
+        depth[:, node] = depth[np.arange(batch), parents[:, node]] + 1
+    assert depth.max() == drafter.max_depth
+    assert (draft.probs is None) == (drafter.law is ProposalLaw.POINT_MASS)
+    if draft.probs is not None:
+        assert draft.probs.shape == (*shape, case.target.vocab_size)
+        for row, node in {(r, int(p)) for r in range(batch) for p in parents[r, 1:]}:
+            assert abs(float(draft.probs[row, node].sum()) - 1) < 1e-5
+            assert (draft.probs[row, node] >= 0).all()
+
+
+TREES = {
+    ProposalLaw.POINT_MASS: (-1, 0, 1, 2),
+    ProposalLaw.CHAIN: (-1, 0, 1, 2),
+    ProposalLaw.IID_SIBLINGS: (-1, 0, 0, 1, 1, 2, 3),
+    ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT: (-1, 0, 0, 1, 1, 2, 3),
+}
+PAIRS = [(name, law) for name, rule in RULES.items() for law in TREES if law in rule.LAWS]
+
+
+@pytest.mark.parametrize(("name", "law"), PAIRS)
+def test_verdicts_keep_the_contract(name: str, law: ProposalLaw) -> None:
+    batch, vocab_size = 64, 6
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(vocab_size + 1, vocab_size, vocab_size)), jnp.float32)
+    drafter = tree_drafter(table, TREES[law], law)
+    keys = row_keys(0, range(batch))
+    context = Context(
+        jnp.asarray(rng.integers(0, 6, (batch, 4))), jnp.full((batch,), 2), make_warp(batch, 1.0)
+    )
+    logits = jnp.asarray(rng.normal(size=(batch, drafter.num_nodes, vocab_size)), jnp.float32)
+
+    @jax.jit
+    def judge(keys: jax.Array) -> tuple[Draft, Verdict]:
+        draft, _ = drafter.propose({}, keys, {}, context)
+        target_probs = jax.nn.softmax(logits)
+        return draft, RULES[name].verify(keys, draft, target_probs, max_depth=drafter.max_depth)
+
+    draft, verdict = judge(keys)
+    assert verdict.path.shape == (batch, drafter.max_depth + 1)
+    assert verdict.num_accepted.shape == verdict.next_token.shape == (batch,)
+    assert {part.dtype for part in verdict} == {jnp.dtype(jnp.int32)}
+    assert set(np.unique(verdict.num_accepted)) > {0, 1}
+    assert ((verdict.next_token >= 0) & (verdict.next_token < vocab_size)).all()
+    path, parents = np.asarray(verdict.path), np.asarray(draft.parents)
+    assert ((path >= 0) & (path < drafter.num_nodes)).all()  # what means nothing still indexes a cache
+    for row in range(batch):
+        accepted = path[row, : int(verdict.num_accepted[row]) + 1]
+        assert accepted[0] == ROOT
+        assert parents[row, accepted[1:]].tolist() == accepted[:-1].tolist()
+        assert (np.asarray(draft.tokens)[row, accepted] != NO_TOKEN).all()
+    # The key decides, unless the rule draws nothing.
+    if not getattr(RULES[name], "TEMPERATURE_ZERO_ONLY", False):
+        _, again = judge(row_keys(1, range(batch)))
+        assert again.next_token.tolist() != verdict.next_token.tolist()

@@ -16,7 +16,7 @@ from specjax.decode import (
     stream_text,
 )
 from specjax.errors import CheckpointError, ConfigError, SpecjaxError
-from specjax.models.functional import make_target
+from specjax.models.functional import make_target, pack
 from specjax.sampling import make_warp
 from specjax.step import Method, autoregressive_step, speculative_step, step
 from specjax.types import (
@@ -70,6 +70,7 @@ __all__ = [
     "make_target",
     "make_warp",
     "new_tokens",
+    "pack",
     "prefill",
     "prepare",
     "rollout",

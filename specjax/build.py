@@ -14,7 +14,7 @@ from specjax.checkpoints import source as checkpoints
 from specjax.config import drafter_config
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
-from specjax.models.functional import keep_layers, make_target, stack_layers
+from specjax.models.functional import keep_layers, make_target, pack, stack_layers
 from specjax.models.llama import LlamaConfig
 from specjax.modules import find_module, lossless_rules
 from specjax.step import Method
@@ -43,7 +43,7 @@ class Built(NamedTuple):
 def build_target(source: str, dtype: Any = jnp.float32, stacked: bool = False) -> LoadedTarget:
     """Load a target onto the device; CheckpointError if it cannot be read."""
     checkpoint = checkpoints.load(source, dtype)
-    params = jax.device_put(checkpoint.params)
+    params = jax.device_put(pack(checkpoint.params))
     target = make_target(checkpoint.config, dtype=dtype, stacked=stacked)
     params = stack_layers(params) if stacked else params
     return LoadedTarget(target, params, checkpoint.tokenizer, checkpoint.config, source)
@@ -66,7 +66,7 @@ def build_drafter(fields: Mapping[str, Any], loaded: LoadedTarget) -> tuple[Draf
     checkpoint = checkpoints.load(config.source, loaded.target.dtype)
     _check_same_tokens(config.source, checkpoint.tokenizer, loaded)
     drafter = module.build(config, loaded.target, checkpoint.config)
-    return drafter, jax.device_put(checkpoint.params)
+    return drafter, jax.device_put(pack(checkpoint.params))
 
 
 def build_verify(name: str) -> ModuleType:

@@ -12,6 +12,7 @@ from specjax import build
 from specjax.checkpoints import source as checkpoints
 from specjax.config import drafter_config, run_config
 from specjax.errors import ConfigError
+from specjax.models.functional import pack
 from specjax.modules import find_module, lossless_rules, module_names
 from specjax.types import ProposalLaw
 from tests.model_folder import write_model
@@ -47,7 +48,7 @@ def test_target_that_drafts_for_itself_is_loaded_once(
     own = jax.tree.leaves(built.params.drafter)
     if not stacked:
         assert all(a is b for a, b in zip(own, jax.tree.leaves(built.params.target), strict=True))
-    published = jax.tree.leaves(load(str(folder)).params)
+    published = jax.tree.leaves(pack(load(str(folder)).params))
     assert [leaf.shape for leaf in own] == [leaf.shape for leaf in published]
 
 

@@ -12,7 +12,7 @@ from specjax.checkpoints.source import Checkpoint
 from specjax.data.prompts import load_prompts
 from specjax.decode import generate, new_tokens, row_keys, start
 from specjax.drafters import draft_model, ngram, self_speculative
-from specjax.models.functional import make_target
+from specjax.models.functional import make_target, pack
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.types import ModelParams
@@ -58,7 +58,7 @@ def decode(
 def test_every_drafter_reproduces_the_greedy_text(smollm2: Checkpoint, prompts: list[list[int]]) -> None:
     assert smollm2.tokenizer is not None
     stop_tokens = smollm2.tokenizer.stop_tokens
-    target, weights = make_target(smollm2.config), jax.device_put(smollm2.params)
+    target, weights = make_target(smollm2.config), jax.device_put(pack(smollm2.params))
     thinned = self_speculative.Config(draft_length=3, skip_layers=(3, 12, 17))
     itself = draft_model.Config(source=smollm2.source, draft_length=4)
     lookup = ngram.build(ngram.Config(draft_length=4, max_ngram=3), target)

@@ -64,7 +64,8 @@ def test_closed_form_of_independent_rows() -> None:
     assert mean == pytest.approx((1 - 0.8**4) / (1 - 0.8))
 
 
-@pytest.mark.parametrize("blur", [pytest.param(0.04, marks=pytest.mark.slow), 0.25])
+@pytest.mark.slow
+@pytest.mark.parametrize("blur", [0.04, 0.25])
 def test_tokens_kept_per_pass_equal_the_closed_form(blur: float) -> None:
     rows = target_rows()
     assert rows.min() > 0

@@ -24,7 +24,7 @@ from specjax.checkpoints.export import save_folder
 from specjax.checkpoints.source import load
 from specjax.data.prompts import load_prompts
 from specjax.decode import generate, new_tokens, row_keys, start
-from specjax.models.functional import make_target
+from specjax.models.functional import make_target, pack
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.types import ModelParams
@@ -42,7 +42,7 @@ def main() -> None:
     checkpoint = load(args.target)
     assert checkpoint.tokenizer is not None
     method = Method(make_target(checkpoint.config))
-    params = ModelParams(jax.device_put(checkpoint.params), {})
+    params = ModelParams(jax.device_put(pack(checkpoint.params)), {})
     with tempfile.TemporaryDirectory() as folder:
         save_folder(checkpoint, Path(folder) / "model")
         peer = transformers.AutoModelForCausalLM.from_pretrained(

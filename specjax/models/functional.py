@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -83,6 +84,24 @@ def init_params(config: LlamaConfig, seed: int, *, dtype: Any = jnp.float32) -> 
     """Random weights as a nested dict, drawn from a normal law of deviation 0.02."""
     model = Llama(config, dtype=dtype, rngs=nnx.Rngs(seed))
     return nnx.to_pure_dict(nnx.split(model)[1])
+
+
+def pack(params: Params) -> Params:
+    """Published weights, on the host, as the modules hold them: qkv in one array, gate and up in another."""
+
+    def packed(parts: Params, module: str, sources: tuple[str, ...]) -> Params:
+        kinds = parts[sources[0]]
+        joined = {kind: np.concatenate([parts[source][kind] for source in sources]) for kind in kinds}
+        rest = {name: part for name, part in parts.items() if name not in sources}
+        return {module: joined} | rest
+
+    def pack_layer(layer: Params) -> Params:
+        return layer | {
+            "self_attn": packed(layer["self_attn"], "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+            "mlp": packed(layer["mlp"], "gate_up_proj", ("gate_proj", "up_proj")),
+        }
+
+    return params | {"layers": {i: pack_layer(layer) for i, layer in params["layers"].items()}}
 
 
 def stack_layers(params: Params) -> Params:

@@ -1,4 +1,8 @@
-"""The Llama family as `flax.nnx` modules whose parameter names are those of the published checkpoints."""
+"""The Llama family as `flax.nnx` modules, named as in published checkpoints but for two packed products.
+
+Queries, keys and values come out of one product, gate and up out of another: for one token the time goes
+into starting products as well as into reading weights. `models.functional.pack` packs published weights.
+"""
 
 from __future__ import annotations
 
@@ -63,22 +67,21 @@ class Attention(nnx.Module):
     def __init__(self, config: LlamaConfig, *, dtype: Any, rngs: nnx.Rngs):
         self.config = config
         hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.q_proj = Linear(hidden, queries, bias=bias, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(hidden, keys, bias=bias, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(hidden, keys, bias=bias, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(queries, hidden, bias=bias, dtype=dtype, rngs=rngs)
+        num_heads = config.num_heads + 2 * config.num_kv_heads
+        self.qkv_proj = Linear(hidden, num_heads * head_dim, bias=bias, dtype=dtype, rngs=rngs)
+        self.o_proj = Linear(config.num_heads * head_dim, hidden, bias=bias, dtype=dtype, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "B N H"], nodes: Nodes, keys: Slots, values: Slots
     ) -> tuple[Float[Array, "B N H"], Slots, Slots]:
         batch, num_nodes, _ = x.shape
-        heads = (batch, num_nodes, -1, self.config.head_dim)
-        queries = rotate(self.q_proj(x).reshape(heads), nodes.cos, nodes.sin)
-        new_keys = rotate(self.k_proj(x).reshape(heads), nodes.cos, nodes.sin)
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        heads = self.qkv_proj(x).reshape(batch, num_nodes, num_heads + 2 * num_kv_heads, -1)
+        rotated = rotate(heads[:, :, : num_heads + num_kv_heads], nodes.cos, nodes.sin)
+        queries, new_keys = jnp.split(rotated, [num_heads], axis=2)
         start = nodes.length + nodes.mask.shape[-1] - num_nodes
         keys = write(keys, new_keys, start)
-        values = write(values, self.v_proj(x).reshape(heads), start)
+        values = write(values, heads[:, :, num_heads + num_kv_heads :], start)
         mixed = tree_attention(queries, keys, values, nodes.length, nodes.mask)
         return self.o_proj(mixed.reshape(batch, num_nodes, -1)), keys, values
 
@@ -88,12 +91,12 @@ class MLP(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, dtype: Any, rngs: nnx.Rngs):
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(hidden, inner, bias=bias, dtype=dtype, rngs=rngs)
-        self.up_proj = Linear(hidden, inner, bias=bias, dtype=dtype, rngs=rngs)
+        self.gate_up_proj = Linear(hidden, 2 * inner, bias=bias, dtype=dtype, rngs=rngs)
         self.down_proj = Linear(inner, hidden, bias=bias, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B N H"]) -> Float[Array, "B N H"]:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+        return self.down_proj(jax.nn.silu(gate) * up)
 
 
 class Block(nnx.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax.errors import ConfigError
-from specjax.models.functional import init_params, keep_layers, make_target, stack_layers
+from specjax.models.functional import init_params, keep_layers, make_target, pack, stack_layers
 from specjax.models.llama import LlamaConfig, RopeScaling
 from specjax.trees.topology import ancestor_mask, depths
 from specjax.types import NO_PARENT, ForwardOutput, Params, Target
@@ -88,7 +88,7 @@ def test_logits_equal_those_of_transformers(tiny_config: LlamaConfig, variant: s
     state = model.state_dict()
     if config.tie_embeddings:
         del state["lm_head.weight"]
-    params = tree_of(state)
+    params = pack(tree_of(state))
     assert jax.tree.structure(params) == jax.tree.structure(init_params(config, 0))
 
     names = ("hidden.0", "hidden.1", "last_hidden")

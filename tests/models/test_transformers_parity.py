@@ -13,7 +13,7 @@ from specjax.checkpoints.export import save_folder
 from specjax.checkpoints.source import Checkpoint, load
 from specjax.data.prompts import load_prompts
 from specjax.decode import generate, new_tokens, row_keys, start
-from specjax.models.functional import make_target
+from specjax.models.functional import make_target, pack
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.types import ModelParams
@@ -53,7 +53,7 @@ def test_logits_and_greedy_text_equal_those_of_transformers(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     target = make_target(smollm2.config)
-    params = ModelParams(jax.device_put(smollm2.params), {})
+    params = ModelParams(jax.device_put(pack(smollm2.params)), {})
     method = Method(target)
     for prompt in prompts:
         with torch.inference_mode():
@@ -82,8 +82,8 @@ def test_logits_do_not_depend_on_the_file_format(
 ) -> None:
     converted = load(str(folder))
     assert converted.config == smollm2.config
-    first = logits_of(make_target(smollm2.config), jax.device_put(smollm2.params), prompts[0])
-    second = logits_of(make_target(converted.config), jax.device_put(converted.params), prompts[0])
+    first = logits_of(make_target(smollm2.config), jax.device_put(pack(smollm2.params)), prompts[0])
+    second = logits_of(make_target(converted.config), jax.device_put(pack(converted.params)), prompts[0])
     np.testing.assert_array_equal(first, second)
     assert converted.tokenizer is not None and smollm2.tokenizer is not None
     assert converted.tokenizer.stop_tokens == smollm2.tokenizer.stop_tokens

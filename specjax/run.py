@@ -28,7 +28,6 @@ from rich.console import Console
 
 from specjax import decode
 from specjax.build import Built, build_method, build_verify
-from specjax.checkpoints.pypi import cache_folder
 from specjax.config import FIELDS, load_config, override, validate
 from specjax.data.prompts import Prompt, load_prompts
 from specjax.data.tokenizer import Tokenizer
@@ -38,6 +37,7 @@ from specjax.eval.compare import PLAIN, Generation, Settings, compare, make_batc
 from specjax.eval.metrics import summarize_lines
 from specjax.eval.progress import Progress
 from specjax.sampling import make_warp
+from specjax.storage import cache_folder
 from specjax.types import ModelParams
 
 

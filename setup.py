@@ -24,7 +24,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["specjax", "specjax.*"]),
-    package_data={"specjax.data": ["prompts/*.jsonl"], "specjax.kernels.small_matmul": ["*.cc"]},
+    package_data={"specjax.data": ["prompts/*.jsonl"], "specjax.kernels": ["*.h", "*/*.cc"]},
     install_requires=[
         "jax>=0.10.2",
         "jaxlib>=0.10.2",

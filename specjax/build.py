@@ -18,7 +18,7 @@ from specjax.models.functional import keep_layers, make_target, pack, stack_laye
 from specjax.models.llama import LlamaConfig
 from specjax.modules import find_module, lossless_rules
 from specjax.step import Method
-from specjax.types import Drafter, ModelParams, Params, ProposalLaw, Target
+from specjax.types import Drafter, ModelParams, Params, Target
 
 
 class LoadedTarget(NamedTuple):
@@ -79,17 +79,19 @@ def build_method(config: ConfigDict) -> Built:
     loaded = build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
     drafter, drafter_params = build_drafter(config.drafter, loaded)
     rule = build_verify(config.verify)
-    check_pair(config.drafter.name, drafter.law, config.verify, rule)
+    check_pair(config.drafter.name, drafter, config.verify, rule)
     method = Method(loaded.target, drafter, rule.verify)
     return Built(loaded, method, ModelParams(loaded.params, drafter_params), rule.LOSSLESS)
 
 
-def check_pair(drafter: str, law: ProposalLaw, name: str, rule: ModuleType) -> None:
+def check_pair(drafter_name: str, drafter: Drafter, name: str, rule: ModuleType) -> None:
     """Raise ConfigError, naming rules that fit, where a rule may not judge a drafter's proposals."""
-    if law not in rule.LAWS:
+    is_tree = drafter.num_nodes > drafter.max_depth + 1
+    if drafter.law not in rule.LAWS or (is_tree and getattr(rule, "CHAINS_ONLY", False)):
+        shape = "a tree of " if is_tree else ""
         raise ConfigError(
-            f"the rule '{name}' cannot judge the drafter '{drafter}', whose proposals are {law.value}: "
-            f"rules that can are {', '.join(lossless_rules(law))}"
+            f"the rule '{name}' cannot judge the drafter '{drafter_name}', whose proposals are {shape}"
+            f"{drafter.law.value}: rules that can are {', '.join(lossless_rules(drafter.law, is_tree))}"
         )
 
 

@@ -70,6 +70,8 @@ def start(
     Raises ConfigError on an empty prompt, a token outside the vocabulary, `max_new_tokens` < 1, or a
     prompt that with its output exceeds the capacity or the model's positions.
     """
+    if len(keys) != len(prompts):
+        raise ConfigError(f"{len(keys)} keys for {len(prompts)} prompts: give one PRNG key a prompt")
     request, tokens, lengths = prepare(
         method, prompts, max_new_tokens=max_new_tokens, warp=warp, stop_tokens=stop_tokens, capacity=capacity
     )
@@ -99,6 +101,10 @@ def prepare(
                 f"prompt {row} has a token outside the target's vocabulary of {method.target.vocab_size}: "
                 "use the tokenizer that belongs to the target"
             )
+    if len(warp.temperature) != len(prompts):
+        raise ConfigError(
+            f"the sampling law has {len(warp.temperature)} rows for {len(prompts)} prompts: give one a prompt"
+        )
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
     needed = longest + max_new_tokens + method.num_nodes

@@ -39,11 +39,12 @@ def find_module(room: str, name: str) -> ModuleType:
     return module
 
 
-def lossless_rules(law: ProposalLaw | None = None) -> list[str]:
+def lossless_rules(law: ProposalLaw | None = None, is_tree: bool = False) -> list[str]:
     """The lossless rules for any temperature that may judge proposals of `law`, or of some law."""
 
     def fits(rule: ModuleType) -> bool:
         judges = law is None or law in rule.LAWS
+        judges &= not (is_tree and getattr(rule, "CHAINS_ONLY", False))
         return judges and rule.LOSSLESS and not getattr(rule, "TEMPERATURE_ZERO_ONLY", False)
 
     return [name for name in module_names("verify") if fits(find_module("verify", name))]

@@ -49,7 +49,9 @@ def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V
         return values[:, None, None]
 
     def sampled() -> Float[Array, "B N V"]:
-        scaled = logits / per_row(jnp.where(warp.temperature > 0, warp.temperature, 1.0))
+        # The best logit becomes 0, so that no division overflows upwards.
+        below_best = logits - logits.max(-1, keepdims=True)
+        scaled = below_best / per_row(jnp.where(warp.temperature > 0, warp.temperature, 1.0))
         probs = jax.nn.softmax(scaled, axis=-1)
         return _cut(probs, warp)
 

@@ -120,7 +120,7 @@ def _emit(
     active = ~state.done
     place = jnp.arange(emitted.shape[1])[None, :]
     offered = place <= num_accepted[:, None]
-    stops = offered & jnp.isin(emitted, request.stop_tokens)
+    stops = offered & (emitted[:, :, None] == request.stop_tokens[None, None]).any(-1)
     before_stop = jnp.cumsum(stops, axis=1) - stops == 0
     fits = state.length[:, None] + place < request.limit[:, None]
     num_emitted = (offered & before_stop & fits & active[:, None]).sum(1, dtype=jnp.int32)

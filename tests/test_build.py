@@ -80,12 +80,19 @@ def test_vocabularies_of_one_size_with_other_tokens_are_refused(
 
 def test_rule_that_cannot_judge_a_drafter_is_refused_with_those_that_can() -> None:
     rule = find_module("verify", "rejection")
-    build.check_pair("ngram", ProposalLaw.POINT_MASS, "rejection", rule)
+    build.check_pair("ngram", proposals(ProposalLaw.POINT_MASS), "rejection", rule)
+    with pytest.raises(ConfigError, match=r"a tree of point_mass: rules that can are target_only"):
+        build.check_pair("wide", proposals(ProposalLaw.POINT_MASS, num_nodes=4), "rejection", rule)
     with pytest.raises(ConfigError, match=r"'rejection' cannot judge the drafter 'mine'.*target_only"):
-        build.check_pair("mine", ProposalLaw.IID_SIBLINGS, "rejection", rule)
+        build.check_pair("mine", proposals(ProposalLaw.IID_SIBLINGS), "rejection", rule)
     narrow = SimpleNamespace(LAWS=frozenset({ProposalLaw.CHAIN}))
     with pytest.raises(ConfigError, match=r"point_mass: rules that can are .*rejection"):
-        build.check_pair("ngram", ProposalLaw.POINT_MASS, "narrow", narrow)  # type: ignore[arg-type]
+        build.check_pair("ngram", proposals(ProposalLaw.POINT_MASS), "narrow", narrow)
+
+
+def proposals(law: ProposalLaw, num_nodes: int = 3) -> SimpleNamespace:
+    """What a pair is judged by, of a drafter of depth 2."""
+    return SimpleNamespace(law=law, num_nodes=num_nodes, max_depth=2)
 
 
 def test_lossless_rules_hold_at_any_temperature() -> None:

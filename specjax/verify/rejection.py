@@ -12,6 +12,7 @@ from specjax.types import NO_TOKEN, Draft, ProposalLaw, Verdict
 
 LOSSLESS = True
 LAWS = frozenset({ProposalLaw.POINT_MASS, ProposalLaw.CHAIN})
+CHAINS_ONLY = True
 
 
 def verify(
@@ -20,7 +21,12 @@ def verify(
     """Accept each token with min(1, target / draft); the first refusal resamples from the residual.
 
     Where all are accepted, or nothing more was drafted, the next token comes from the target's law.
+    Raises ValueError on a tree.
     """
+    if draft.tokens.shape[1] != max_depth + 1:
+        raise ValueError(
+            f"rejection judges chains: {draft.tokens.shape[1]} nodes at depth {max_depth} are a tree"
+        )
     batch = draft.tokens.shape[0]
     drafted = draft.tokens[:, 1:]
     accept_keys, next_keys = split_keys(keys, 2)

@@ -1,22 +1,15 @@
-// y[n, o] = sum_k x[n, k] * w[o, k] in float32 for a few rows x: every weight is read from memory once,
-// however many rows there are. A row's sums are added in an order that does not depend on the other rows.
+// y[n, o] = sum_k x[n, k] * w[o, k] in float32 for a few rows x: every weight is read from memory once for
+// up to 8 of them. A row's sums are added in an order that does not depend on the other rows.
 
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <memory>
-#include <thread>
-
-#include "xla/ffi/api/ffi.h"
+#include "claimed_chunks.h"
 
 namespace ffi = xla::ffi;
 
+namespace specjax {
 namespace {
 
-constexpr int64_t kLanes = 8;
 constexpr int64_t kMaxRows = 8;
 constexpr int64_t kChunk = 96;  // outputs that a thread takes at a time
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float))));
 
 struct Problem {
   const float* x;
@@ -33,18 +26,17 @@ void Block(const Problem& p, const float* x, float* y, int64_t out) {
   int64_t k = 0;
   for (; k + kLanes <= p.in_size; k += kLanes) {
     Vector inputs[kRows];
-    for (int n = 0; n < kRows; ++n) inputs[n] = *reinterpret_cast<const Vector*>(x + n * p.in_size + k);
+    for (int n = 0; n < kRows; ++n) inputs[n] = Load(x + n * p.in_size + k);
     for (int o = 0; o < kOuts; ++o) {
       const float* weights = w + o * p.in_size + k;
       __builtin_prefetch(weights + kOuts * p.in_size);
-      const Vector weight = *reinterpret_cast<const Vector*>(weights);
+      const Vector weight = Load(weights);
       for (int n = 0; n < kRows; ++n) sums[o][n] += weight * inputs[n];
     }
   }
   for (int o = 0; o < kOuts; ++o) {
     for (int n = 0; n < kRows; ++n) {
-      float sum = 0;
-      for (int lane = 0; lane < kLanes; ++lane) sum += sums[o][n][lane];
+      float sum = Sum(sums[o][n]);
       for (int64_t rest = k; rest < p.in_size; ++rest) sum += x[n * p.in_size + rest] * w[o * p.in_size + rest];
       y[n * p.out_size + out + o] = sum;
     }
@@ -76,22 +68,6 @@ void Chunk(const Problem& p, int64_t begin, int64_t end) {
   }
 }
 
-// Chunks are claimed, by the caller too, so nobody waits for a thread that has not started: no deadlock
-// however many calls share the pool. A thread that comes too late finds nothing left to claim.
-struct Job {
-  Problem problem;
-  int64_t num_chunks;
-  std::atomic<int64_t> next{0};
-  std::atomic<int64_t> finished{0};
-
-  void Work() {
-    for (int64_t i; (i = next.fetch_add(1)) < num_chunks;) {
-      Chunk(problem, i * kChunk, std::min((i + 1) * kChunk, problem.out_size));
-      finished.fetch_add(1, std::memory_order_release);
-    }
-  }
-};
-
 ffi::Error SmallMatmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
                        ffi::ResultBuffer<ffi::F32> y) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
@@ -99,19 +75,17 @@ ffi::Error SmallMatmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffe
     return ffi::Error::InvalidArgument("small_matmul takes x [N, I], w [O, I] and gives y [N, O]");
   if (xs[1] != ws[1] || ys[0] != xs[0] || ys[1] != ws[0])
     return ffi::Error::InvalidArgument("small_matmul: the shapes of x [N, I], w [O, I], y [N, O] do not fit");
-  auto job = std::make_shared<Job>();
-  job->problem = {x.typed_data(), w.typed_data(), y->typed_data(), xs[0], xs[1], ws[0]};
-  job->num_chunks = (ws[0] + kChunk - 1) / kChunk;
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), job->num_chunks) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Work(); });
-  job->Work();
-  while (job->finished.load(std::memory_order_acquire) < job->num_chunks) std::this_thread::yield();
+  const Problem problem = {x.typed_data(), w.typed_data(), y->typed_data(), xs[0], xs[1], ws[0]};
+  ForEachChunk(pool, (ws[0] + kChunk - 1) / kChunk, [problem](int64_t i) {
+    Chunk(problem, i * kChunk, std::min((i + 1) * kChunk, problem.out_size));
+  });
   return ffi::Error::Success();
 }
 
 }  // namespace
+}  // namespace specjax
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_small_matmul, SmallMatmul,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_small_matmul, specjax::SmallMatmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()

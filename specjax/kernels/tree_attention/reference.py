@@ -30,7 +30,7 @@ def tree_attention(
     """Grouped-query attention of N nodes over a cache in which their keys already stand.
 
     Node i sees the slots below `length` and the scratch slots `length + j` where `mask[b, i, j]`.
-    Scores and sums are float32, scaled by 1/sqrt(Dh).
+    Scores and sums are float32, scaled by 1/sqrt(Dh). Slots that nobody sees must hold finite values.
     """
     batch, num_nodes, num_query_heads, head_dim = queries.shape
     num_slots = keys.shape[1]

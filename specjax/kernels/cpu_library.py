@@ -1,4 +1,4 @@
-"""Builds the C++ kernel at its first use and registers it with XLA; without a compiler there is none."""
+"""Builds the C++ kernels at their first use and registers them with XLA; no compiler, no kernels."""
 
 from __future__ import annotations
 
@@ -14,52 +14,54 @@ import warnings
 from pathlib import Path
 
 import jax
-from jaxtyping import Array, Float
 
 from specjax.storage import cache_folder
 
-NAME = "specjax_small_matmul"
-SOURCE = Path(__file__).with_name("cpu.cc")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC", "-pthread")
-
-
-def small_matmul(x: Float[Array, "N I"], weight: Float[Array, "O I"]) -> Float[Array, "N O"]:
-    """x @ weight.T in float32; a row's result does not depend, to the bit, on how many rows there are."""
-    result = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), x.dtype)
-    return jax.ffi.ffi_call(NAME, result, vmap_method="sequential")(x, weight)
+HERE = Path(__file__).parent
+SOURCES = (HERE / "small_matmul" / "cpu.cc", HERE / "tree_attention" / "cpu.cc")
+HEADERS = (HERE / "claimed_chunks.h",)
+SYMBOLS = ("specjax_small_matmul", "specjax_tree_attention")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-w", "-shared", "-fPIC", "-pthread")
 
 
 @functools.cache
 def is_available() -> bool:
-    """Whether the kernel is there, built if need be; says once why not."""
+    """Whether the kernels are there, built if need be; says once why not."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        warnings.warn("no C++ compiler found: products of few rows run on XLA, slower", stacklevel=2)
+        warnings.warn("no C++ compiler found: passes over a few tokens run on XLA, slower", stacklevel=2)
         return False
     try:
-        library = ctypes.cdll.LoadLibrary(str(_build(compiler)))
+        library = ctypes.cdll.LoadLibrary(str(build(compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
         detail = getattr(error, "stderr", None) or error
         warnings.warn(
-            f"the CPU kernel cannot be built, products of few rows run on XLA, slower: {detail}", stacklevel=2
+            f"the CPU kernels cannot be built, passes over a few tokens run on XLA, slower: {detail}",
+            stacklevel=2,
         )
         return False
-    jax.ffi.register_ffi_target(NAME, jax.ffi.pycapsule(library.specjax_small_matmul), platform="cpu")
+    for symbol in SYMBOLS:
+        jax.ffi.register_ffi_target(symbol, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
     return True
 
 
-def _build(compiler: str) -> Path:
-    """The shared library for this source, compiler, processor and jax, compiled unless it is there already."""
+def build(compiler: str) -> Path:
+    """The shared library for these sources, compiler, processor and jax, compiled unless it is there already.
+
+    Raises CalledProcessError where the compiler fails, OSError where the cache folder cannot be written.
+    """
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = (SOURCE.read_text(), version, " ".join(FLAGS), _processor(), jax.__version__)
+    texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
+    parts = (*texts, version, " ".join(FLAGS), _processor(), jax.__version__)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
-    library = folder / f"{NAME}-{digest}.so"
+    library = folder / f"cpu-{digest}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as staging:
             built = Path(staging) / library.name
-            command = [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(built)]
+            includes = [f"-I{HERE}", f"-I{jax.ffi.include_dir()}"]
+            command = [compiler, *FLAGS, *includes, *map(str, SOURCES), "-o", str(built)]
             subprocess.run(command, capture_output=True, text=True, check=True)
             os.replace(built, library)
     return library

@@ -13,6 +13,6 @@ from specjax.config import run_config
 
 def get_config() -> ConfigDict:
     config = run_config()
-    config.drafter = {"name": "ngram", "draft_length": 8, "max_ngram": 3, "min_ngram": 1}
+    config.drafter = {"name": "ngram", "draft_length": 4, "max_ngram": 3, "min_ngram": 1}
     config.verify = "rejection"
     return config

@@ -13,6 +13,6 @@ from specjax.config import run_config
 
 def get_config() -> ConfigDict:
     config = run_config()
-    config.drafter = {"name": "self_speculative", "draft_length": 3, "skip_layers": (10, 12, 14)}
+    config.drafter = {"name": "self_speculative", "draft_length": 3, "skip_layers": (3, 17)}
     config.verify = "rejection"
     return config

@@ -202,6 +202,14 @@ def test_prepare_names_what_is_wrong(counting: Method, prompts, options: dict[st
         prepare(counting, prompts, warp=make_warp(len(prompts)), **({"max_new_tokens": 4} | options))
 
 
+def test_every_prompt_has_a_law_and_a_key(counting: Method) -> None:
+    prompts = [[1], [2]]
+    with pytest.raises(ConfigError, match="the sampling law has 1 rows for 2 prompts"):
+        prepare(counting, prompts, max_new_tokens=4, warp=make_warp(1))
+    with pytest.raises(ConfigError, match="1 keys for 2 prompts"):
+        start(counting, NO_WEIGHTS, prompts, max_new_tokens=4, warp=make_warp(2), keys=row_keys(0, [0]))
+
+
 def test_prepare_knows_the_positions_of_the_target(tiny_target: Target) -> None:
     with pytest.raises(ConfigError, match="1020 tokens and 5 new ones exceed the target's 1024 positions"):
         prepare(Method(tiny_target), [[1] * 1020], max_new_tokens=5, warp=make_warp(1))

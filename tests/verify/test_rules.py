@@ -85,3 +85,11 @@ def test_equal_laws_are_always_accepted() -> None:
 def test_a_drawn_token_of_draft_probability_0_yields_no_nan() -> None:
     verdict = judge(rejection, chain([2], certain(1, 1)), np.full((2, VOCAB), 0.2))
     assert ((verdict.next_token >= 0) & (verdict.next_token < VOCAB)).all()
+
+
+def test_rejection_refuses_a_tree() -> None:
+    parents = jnp.asarray([[-1, 0, 0]] * ROWS, jnp.int32)
+    draft = Draft(jnp.asarray([[0, 0, 1]] * ROWS, jnp.int32), parents, None)
+    laws = jnp.full((ROWS, 3, VOCAB), 1 / VOCAB)
+    with pytest.raises(ValueError, match="rejection judges chains: 3 nodes at depth 1 are a tree"):
+        rejection.verify(row_keys(0, range(ROWS)), draft, laws, max_depth=1)

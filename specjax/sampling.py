@@ -53,7 +53,8 @@ def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V
         below_best = logits - logits.max(-1, keepdims=True)
         scaled = below_best / per_row(jnp.where(warp.temperature > 0, warp.temperature, 1.0))
         probs = jax.nn.softmax(scaled, axis=-1)
-        return _cut(probs, warp)
+        cuts = (warp.top_k > 0) | (warp.top_p < 1) | (warp.min_p > 0)
+        return jax.lax.cond(cuts.any(), lambda p: _cut(p, warp), lambda p: p, probs)
 
     def greedy() -> Float[Array, "B N V"]:
         return jax.nn.one_hot(jnp.argmax(logits, -1), vocab_size, dtype=jnp.float32)

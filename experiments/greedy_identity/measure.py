@@ -29,7 +29,7 @@ from specjax.types import ModelParams
 from specjax.verify import greedy, rejection, target_only
 
 HERE = Path(__file__).parent
-# Those that experiments/skip_layers found: drafts are accepted and refused in turn.
+# A spread over the upper half: drafts are accepted and refused in turn.
 SKIP_LAYERS = (12, 15, 18, 21, 24)
 
 

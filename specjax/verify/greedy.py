@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from specjax.sampling import argmax
 from specjax.trees.descent import descend
 from specjax.types import Draft, ProposalLaw, Verdict
 
@@ -19,5 +20,5 @@ def verify(
 ) -> Verdict:
     """The longest path of target argmaxes, then the argmax at its end; `keys` are not used."""
     del keys
-    best = jnp.argmax(target_probs, axis=-1).astype(jnp.int32)
+    best = argmax(target_probs)
     return descend(draft, lambda _, node: jnp.take_along_axis(best, node[:, None], axis=1)[:, 0], max_depth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from specjax.checkpoints import source as checkpoints
-from specjax.config import drafter_config
+from specjax.config import drafter_config, rule_options
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
 from specjax.models.functional import keep_layers, make_target, pack, stack_layers
 from specjax.models.llama import LlamaConfig
-from specjax.modules import find_module, lossless_rules
+from specjax.modules import Rule, find_module, lossless_rules, make_rule
 from specjax.step import Method
 from specjax.types import Drafter, ModelParams, Params, Target
 
@@ -69,19 +69,19 @@ def build_drafter(fields: Mapping[str, Any], loaded: LoadedTarget) -> tuple[Draf
     return drafter, jax.device_put(pack(checkpoint.params))
 
 
-def build_verify(name: str) -> ModuleType:
-    """The rule's module; ConfigError if there is none of that name."""
-    return find_module("verify", name)
+def build_verify(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Rule:
+    """The rule of that name under its options; ConfigError if there is none or an option does not fit."""
+    return make_rule(find_module("verify", name), rule_options(name, options))
 
 
 def build_method(config: ConfigDict) -> Built:
     """Build all that a validated config asks for; ConfigError where its parts do not fit each other."""
     loaded = build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
     drafter, drafter_params = build_drafter(config.drafter, loaded)
-    rule = build_verify(config.verify)
-    check_pair(config.drafter.name, drafter, config.verify, rule)
+    check_pair(config.drafter.name, drafter, config.verify, find_module("verify", config.verify))
+    rule = build_verify(config.verify, config.verify_options)
     method = Method(loaded.target, drafter, rule.verify)
-    return Built(loaded, method, ModelParams(loaded.params, drafter_params), rule.LOSSLESS)
+    return Built(loaded, method, ModelParams(loaded.params, drafter_params), rule.lossless)
 
 
 def check_pair(drafter_name: str, drafter: Drafter, name: str, rule: ModuleType) -> None:

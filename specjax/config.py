@@ -34,6 +34,7 @@ FIELDS = {
         ConfigDict, ConfigDict(), "its name (a module of specjax.drafters or yours) and its fields"
     ),
     "verify": Field(str, "rejection", "the rule (a module of specjax.verify or your own)"),
+    "verify_options": Field(ConfigDict, ConfigDict(), "the rule's own fields, such as a lenience"),
     "prompts": Field(str, "default", '"default", "spec_bench" or the path of a file'),
     "prompts_path": Field(str, None, "where Spec-Bench's question.jsonl lies"),
     "limit": Field(int, None, "use only so many prompts"),
@@ -77,6 +78,7 @@ def load_config(path: str) -> ConfigDict:
 
 def override(config: ConfigDict, arguments: Sequence[str]) -> ConfigDict:
     """`config` with the `--config.field=value` of a command line; ConfigError on anything else in it."""
+    _fill_in_defaults(config, arguments)
     for argument in arguments:
         given = re.match(r"--?(?:no)?config\.([^=]+)", argument)
         if given and given[1] not in _paths(config):
@@ -94,6 +96,28 @@ def override(config: ConfigDict, arguments: Sequence[str]) -> ConfigDict:
     if rest:
         raise ConfigError(f"'{rest[0]}' is not a flag: write --config.field=value")
     return config
+
+
+def _fill_in_defaults(config: ConfigDict, arguments: Sequence[str]) -> None:
+    """Fields that the chosen drafter and rule would default, so that a command line can override them."""
+    words = " ".join(arguments)
+    for room, path, fields in (
+        ("drafters", "drafter.name", "drafter"),
+        ("verify", "verify", "verify_options"),
+    ):
+        name: Any = config
+        for part in path.split("."):
+            name = name.get(part) if isinstance(name, ConfigDict) else None
+        name = (re.findall(rf"--?config\.{re.escape(path)}[= ](\S+)", words) or [name])[-1]
+        if not isinstance(name, str) or not isinstance(config.get(fields), ConfigDict):
+            continue
+        try:
+            kind = getattr(find_module(room, name), "Config", NoOptions)
+        except ConfigError:
+            continue  # validation names what is wrong with it
+        for field in dataclasses.fields(kind):
+            if field.name not in config[fields] and field.default is not dataclasses.MISSING:
+                config[fields][field.name] = field.default
 
 
 def validate(config: ConfigDict) -> None:
@@ -115,6 +139,7 @@ def validate(config: ConfigDict) -> None:
         raise ConfigError(f"dtype is '{config.dtype}': choose one of {', '.join(DTYPES)}")
     make_warp(1, config.temperature, config.top_k, config.top_p, config.min_p)
     rule = find_module("verify", config.verify)
+    rule_options(config.verify, config.verify_options)
     if config.temperature > 0 and getattr(rule, "TEMPERATURE_ZERO_ONLY", False):
         raise ConfigError(
             f"the rule '{config.verify}' is for temperature 0 and temperature is {config.temperature}: "
@@ -124,29 +149,46 @@ def validate(config: ConfigDict) -> None:
 
 
 def drafter_config(fields: Mapping[str, Any]) -> Any:
-    """The `Config` of the drafter that `fields` names; ConfigError on an unknown, missing or wrong field."""
+    """The `Config` of the drafter that `fields` names; ConfigError on a field that it refuses."""
     given = dict(fields)
     if "name" not in given:
         raise ConfigError(f"drafter.name is missing: choose one of {', '.join(module_names('drafters'))}")
     name = given.pop("name")
     check_type("drafter.name", name, str)
-    kind = find_module("drafters", name).Config
+    drafter = _dataclass_of(find_module("drafters", name).Config, given, f"the drafter '{name}'", "drafter")
+    if getattr(drafter, "draft_length", 1) < 1:
+        raise ConfigError(f"drafter.draft_length is {drafter.draft_length}: draft at least 1 token a pass")
+    return drafter
+
+
+def rule_options(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of the rule's `verify`; ConfigError on a field that its `Config` refuses."""
+    kind = getattr(find_module("verify", name), "Config", NoOptions)
+    options = _dataclass_of(kind, dict(fields), f"the rule '{name}'", "verify_options")
+    return dataclasses.asdict(options)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """The `Config` of a rule that has none."""
+
+
+def _dataclass_of(kind: Any, given: dict[str, Any], owner: str, prefix: str) -> Any:
+    """An instance of a module's `Config`; ConfigError on an unknown, missing or wrong field."""
     known = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     for field, value in given.items():
         if field not in known:
-            raise ConfigError(f"the drafter '{name}' has no field '{field}'{nearest(field, known)}")
+            raise ConfigError(f"{owner} has no field '{field}'{nearest(field, known)}")
         wanted = typing.get_origin(hints[field]) or hints[field]
         if wanted is tuple and isinstance(value, list):
             given[field] = value = tuple(value)
         if wanted in (bool, int, float, str, tuple):
-            check_type(f"drafter.{field}", value, wanted)
+            check_type(f"{prefix}.{field}", value, wanted)
     for field, entry in known.items():
         required = entry.default is entry.default_factory is dataclasses.MISSING
         if required and field not in given:
-            raise ConfigError(f"the drafter '{name}' needs the field '{field}': set config.drafter.{field}")
-    if given.get("draft_length", 1) < 1:
-        raise ConfigError(f"drafter.draft_length is {given['draft_length']}: draft at least 1 token a pass")
+            raise ConfigError(f"{owner} needs the field '{field}': set config.{prefix}.{field}")
     return kind(**given)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any, NamedTuple
 
 from specjax.errors import ConfigError, nearest
-from specjax.types import ProposalLaw
+from specjax.types import ProposalLaw, Verify
 
 # What a module has to offer.
 OFFERS = {"drafters": ("Config", "build"), "verify": ("verify", "LOSSLESS", "LAWS")}
@@ -37,6 +40,20 @@ def find_module(room: str, name: str) -> ModuleType:
     if missing:
         raise ConfigError(f"the {kind} '{name}' has no {' and no '.join(missing)}: define it in the module")
     return module
+
+
+class Rule(NamedTuple):
+    """A rule as configured: its `verify` with its options, and whether it keeps the target's law so."""
+
+    verify: Verify
+    lossless: bool
+
+
+def make_rule(module: ModuleType, options: Mapping[str, Any]) -> Rule:
+    """The rule of a module under its options; `is_lossless(**options)` decides where the module has one."""
+    verify = functools.partial(module.verify, **options) if options else module.verify
+    is_lossless = getattr(module, "is_lossless", None)
+    return Rule(verify, is_lossless(**options) if is_lossless and options else module.LOSSLESS)
 
 
 def lossless_rules(law: ProposalLaw | None = None, is_tree: bool = False) -> list[str]:

@@ -115,7 +115,7 @@ def run(options: Options) -> dict[str, Any]:
         lines += _decode(options, prompts, todo, speculative, len(lines) // 2)
 
     greedy = config.temperature == 0
-    lossless = {PLAIN: True, speculative: build_verify(config.verify).LOSSLESS}
+    lossless = {PLAIN: True, speculative: build_verify(config.verify, config.verify_options).lossless}
     metrics = summarize_lines(lines, greedy=greedy, lossless=lossless)
     summary = {"config": config.to_dict(), **metrics, "environment": results.environment()}
     report = tables.report(f"{config.target}: {len(prompts)} prompts", summary)

@@ -182,6 +182,23 @@ def residual(target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]
     return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1.0), target_probs)
 
 
+def point_mass(tokens: Int[Array, "*B"], vocab_size: int) -> Float[Array, "*B V"]:
+    """The law of a certain token; that of `NO_TOKEN` is nothing, 0 everywhere."""
+    return jax.nn.one_hot(tokens, vocab_size, dtype=jnp.float32)
+
+
+def without(law: Float[Array, "B V"], tokens: Int[Array, "B"]) -> Float[Array, "B V"]:
+    """The law without a token of each row, renormalised; 0 everywhere where nothing is left."""
+    rest = jnp.where(jnp.arange(law.shape[-1]) == tokens[:, None], 0.0, law)
+    mass = rest.sum(-1, keepdims=True)
+    return rest / jnp.where(mass > 0, mass, 1.0)
+
+
+def uniform(keys: Key[Array, "B"], num: int) -> Float[Array, "B K"]:
+    """`num` numbers in [0, 1) for every row."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (num,)))(keys)
+
+
 def split_keys(keys: Key[Array, "B"], num: int) -> tuple[Key[Array, "B"], ...]:
     """`num` new keys for every row."""
     split = jax.vmap(lambda key: jax.random.split(key, num))(keys)

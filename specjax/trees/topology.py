@@ -36,3 +36,14 @@ def ancestor_mask(parents: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
 def depths(mask: Bool[Array, "B N N"]) -> Int[Array, "B N"]:
     """The depth of every node, the root's being 0."""
     return mask.sum(-1, dtype=jnp.int32) - 1
+
+
+def path_to(
+    parents: Int[Array, "B N"], node: Int[Array, "B"], max_depth: int
+) -> tuple[Int[Array, "B D1"], Int[Array, "B"]]:
+    """The nodes from the root to `node` of each row, and its depth; entries beyond it are the root."""
+    ancestors = ancestor_mask(parents)
+    depth = depths(ancestors)
+    own = jnp.take_along_axis(ancestors, node[:, None, None], axis=1)[:, 0]
+    at_depth = own[:, None] & (depth[:, None] == jnp.arange(max_depth + 1)[None, :, None])
+    return jnp.argmax(at_depth, axis=-1).astype(jnp.int32), own.sum(-1, dtype=jnp.int32) - 1

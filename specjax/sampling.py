@@ -189,7 +189,7 @@ def point_mass(tokens: Int[Array, "*B"], vocab_size: int) -> Float[Array, "*B V"
 
 def without(law: Float[Array, "B V"], tokens: Int[Array, "B"]) -> Float[Array, "B V"]:
     """The law without a token of each row, renormalised; 0 everywhere where nothing is left."""
-    rest = jnp.where(jnp.arange(law.shape[-1]) == tokens[:, None], 0.0, law)
+    rest = jnp.where(jnp.arange(law.shape[-1])[None] == tokens[:, None], 0.0, law)
     mass = rest.sum(-1, keepdims=True)
     return rest / jnp.where(mass > 0, mass, 1.0)
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import cache as kv
+from specjax.proposals import next_sibling
 from specjax.sampling import sample, warp_probs
 from specjax.trees.descent import descend
 from specjax.types import (
@@ -94,7 +95,6 @@ def tree_drafter(table: Table, parents: tuple[int, ...], law: ProposalLaw) -> Dr
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
     is_point_mass = law is ProposalLaw.POINT_MASS
-    without_repeats = is_point_mass or law is ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT
     lineage = jnp.asarray(parents, jnp.int32)
 
     def propose(params, keys: Key[Array, "B"], state: Any, context: Context) -> tuple[Draft, Any]:
@@ -118,15 +118,11 @@ def tree_drafter(table: Table, parents: tuple[int, ...], law: ProposalLaw) -> Dr
             tokens, probs, left = carry
             parent = lineage[node]
             choices = left[:, parent]
-            if is_point_mass:
-                token = jnp.argmax(choices, axis=-1).astype(jnp.int32)
-            else:
-                token = sample(jax.vmap(lambda key: jax.random.fold_in(key, node))(keys), choices)
-            has_choice = (choices.sum(-1) > 0) & (tokens[:, parent] != NO_TOKEN)
-            token = jnp.where(parent == NO_PARENT, pending, jnp.where(has_choice, token, NO_TOKEN))
-            if without_repeats:
-                taken = jnp.arange(vocab_size)[None, :] == token[:, None]
-                left = left.at[:, parent].set(jnp.where(taken, 0.0, choices))
+            by_node = jax.vmap(lambda key: jax.random.fold_in(key, node))(keys)
+            token, rest = next_sibling(by_node, choices, law)
+            token = jnp.where(tokens[:, parent] == NO_TOKEN, NO_TOKEN, token)
+            token = jnp.where(parent == NO_PARENT, pending, token)
+            left = left.at[:, parent].set(rest)
             tokens = tokens.at[:, node].set(token)
             own = law_at(tokens, node)
             return tokens, probs.at[:, node].set(own), left.at[:, node].set(own)

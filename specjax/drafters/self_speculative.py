@@ -5,22 +5,31 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from specjax.drafters.draft_model import chain_drafter
+from specjax.drafters.draft_model import model_drafter
 from specjax.errors import ConfigError
 from specjax.models.functional import keep_layers, make_target
-from specjax.types import Drafter, Target
+from specjax.proposals import make_shape
+from specjax.types import Drafter, ProposalLaw, Target
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A chain of `draft_length` tokens from the target without the layers `skip_layers`, counted from 0."""
+    """Trees of depth `draft_length` from the target without the layers `skip_layers`, counted from 0.
+
+    `branching` and `proposal` are those of `draft_model`.
+    """
 
     draft_length: int
     skip_layers: tuple[int, ...]
+    branching: tuple[int, ...] = ()
+    proposal: str = ProposalLaw.CHAIN.value
+
+    def __post_init__(self) -> None:
+        make_shape(self.draft_length, self.branching, self.proposal)
 
 
 def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
-    """A chain drawn from the thinned target: its weights are the target's, its cache is its own.
+    """Drafts of the thinned target: its weights are the target's, its cache is its own.
 
     Raises ConfigError if a layer to skip does not exist, or if none would be left or skipped.
     """
@@ -36,8 +45,8 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
         )
     kept = tuple(i for i in range(num_layers) if i not in skipped)
     thinned = dataclasses.replace(target.config, num_layers=len(kept))
-    return chain_drafter(
+    return model_drafter(
         make_target(thinned, dtype=target.dtype),
         lambda params: keep_layers(params.target, kept),
-        config.draft_length,
+        make_shape(config.draft_length, config.branching, config.proposal),
     )

@@ -16,8 +16,8 @@ from specjax.models.functional import init_params, keep_layers, make_target
 from specjax.models.llama import LlamaConfig
 from specjax.sampling import make_warp, warp_probs
 from specjax.step import Method, step
-from specjax.types import Context, Drafter, ModelParams, Params, Target
-from specjax.verify import rejection
+from specjax.types import ROOT, Context, Drafter, ModelParams, Params, Target
+from specjax.verify import multi_round, target_only, without_replacement
 
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7], [9, 8]]
 WARP = make_warp(3, temperature=0.8, top_k=20)
@@ -36,23 +36,31 @@ def check_drafts_over_rounds(
     target: Target, drafter: Drafter, params: ModelParams, model: Target, weights: Params
 ) -> set[int]:
     """Every draft law equals that of a fresh reading of context and draft; returns the accepted lengths."""
-    method = Method(target, drafter, rejection.verify)
+    rules = {law: rule.verify for rule in (multi_round, without_replacement) for law in rule.LAWS}
+    method = Method(target, drafter, rules[drafter.law])
     keys = row_keys(0, range(3))
-    request, state = start(method, params, PROMPTS, max_new_tokens=40, warp=WARP, keys=keys, capacity=64)
+    request, state = start(method, params, PROMPTS, max_new_tokens=40, warp=WARP, keys=keys, capacity=96)
     propose, advance = jax.jit(drafter.propose), jax.jit(step, static_argnums=0)
     read = jax.jit(lambda texts: fresh_laws(model, weights, texts))
     accepted = set()
     for _ in range(7):
         context = Context(state.tokens, state.length, WARP)
-        draft, _ = propose(params, state.keys, state.draft_state, context)
+        draft = jax.device_get(propose(params, state.keys, state.draft_state, context)[0])
         texts, lengths = np.array(state.tokens), np.asarray(state.length)
-        for row, length in enumerate(lengths):
-            texts[row, length : length + 3] = draft.tokens[row, 1:]
-        laws = read(texts)
-        for row, length in enumerate(lengths):
-            np.testing.assert_allclose(
-                draft.probs[row, :3], laws[row, length - 1 : length + 2], atol=2e-4, err_msg=f"row {row}"
-            )
+        for node in range(drafter.num_nodes):
+            # The path from the root to the node, which may be the root.
+            path = [node]
+            while path[0] != ROOT:
+                path.insert(0, int(draft.parents[0, path[0]]))
+            if len(path) > drafter.max_depth:
+                continue  # a leaf has no law
+            for row, length in enumerate(lengths):
+                texts[row, length : length + len(path) - 1] = draft.tokens[row, path[1:]]
+            laws = read(texts)
+            for row, length in enumerate(lengths):
+                np.testing.assert_allclose(
+                    draft.probs[row, node], laws[row, length + len(path) - 2], atol=2e-4, err_msg=f"row {row}"
+                )
         state, info = advance(method, params, request, state)
         accepted |= set(info.num_accepted.tolist())
     return accepted
@@ -67,6 +75,53 @@ def test_law_of_a_draft_model_after_any_number_accepted(
     params = ModelParams(tiny_params, weights)
     accepted = check_drafts_over_rounds(tiny_target, drafter, params, make_target(tiny_config), weights)
     assert accepted == {0, 1, 2, 3}  # all, too: then two tokens are missing from its cache
+
+
+@pytest.mark.parametrize("proposal", ["iid_siblings", "siblings_without_replacement"])
+def test_law_of_every_node_of_a_tree(
+    tiny_config: LlamaConfig, tiny_target: Target, tiny_params: Params, proposal: str
+) -> None:
+    rng = np.random.default_rng(0)
+    weights = jax.tree.map(lambda w: w * (1 + 0.05 * rng.normal(size=w.shape).astype(w.dtype)), tiny_params)
+    config = draft_model.Config("a noisy copy", 3, branching=(2, 2), proposal=proposal)
+    drafter = draft_model.build(config, tiny_target, tiny_config)
+    assert (drafter.num_nodes, drafter.max_depth) == (1 + 2 + 4 + 4, 3)
+    params = ModelParams(tiny_params, weights)
+    accepted = check_drafts_over_rounds(tiny_target, drafter, params, make_target(tiny_config), weights)
+    assert {0, 1, 3} <= accepted  # its cache is compacted along paths of every length
+
+
+def test_the_most_probable_children_come_first(
+    tiny_config: LlamaConfig, tiny_target: Target, tiny_params: Params
+) -> None:
+    config = draft_model.Config("itself", 2, branching=(3,), proposal="point_mass")
+    drafter = draft_model.build(config, tiny_target, tiny_config)
+    keys = row_keys(0, range(3))
+    params = ModelParams(tiny_params, tiny_params)
+    method = Method(tiny_target, drafter, target_only.verify)
+    options = {"max_new_tokens": 8, "warp": WARP, "keys": keys, "capacity": 64}
+    _, state = start(method, params, PROMPTS, **options)
+    draft, _ = drafter.propose(params, keys, state.draft_state, Context(state.tokens, state.length, WARP))
+    assert draft.probs is None
+    laws = fresh_laws(tiny_target, tiny_params, np.asarray(state.tokens)[:, :8])
+    for row, prompt in enumerate(PROMPTS):
+        best = np.argsort(-np.asarray(laws[row, len(prompt) - 1]))[:3]
+        assert draft.tokens[row, 1:4].tolist() == best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"draft_length": 0}, "draft_length is 0"),
+        ({"branching": (2,)}, "siblings are iid_siblings or siblings_without_replacement"),
+        ({"branching": (2, 2, 2), "proposal": "iid_siblings"}, "at most draft_length = 2"),
+        ({"branching": (0,), "proposal": "iid_siblings"}, "each at least 1"),
+        ({"proposal": "iid_sibling"}, "did you mean 'iid_siblings'"),
+    ],
+)
+def test_trees_that_cannot_be_are_named(fields: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        draft_model.Config(**{"source": "elsewhere", "draft_length": 2} | fields)
 
 
 def test_law_of_the_thinned_target(tiny_config: LlamaConfig) -> None:

@@ -41,18 +41,13 @@ def rejection(root: Node, lenience: Fraction = ONE) -> dict[Outcome, Fraction]:
 def multi_round(root: Node) -> dict[Outcome, Fraction]:
     """Judge iid siblings in turn, the target's law becoming the residual of each refusal (arXiv 2305.09781).
 
-    ValueError where children are point masses.
+    Children that are point masses are judged by laws of their own, of one token each.
     """
-    _require_draft(root)
     return _outcomes(_sequential(root, (root.index,), ONE))
 
 
 def without_replacement(root: Node) -> dict[Outcome, Fraction]:
-    """`multi_round`, each sibling's law being the draft's without the siblings before (arXiv 2402.12374).
-
-    ValueError where children are point masses.
-    """
-    _require_draft(root)
+    """`multi_round`, each sibling's law being the draft's without the siblings before (arXiv 2402.12374)."""
     return _outcomes(_sequential(root, (root.index,), ONE, is_without_replacement=True))
 
 
@@ -67,10 +62,8 @@ def block(root: Node) -> dict[Outcome, Fraction]:
 def traversal(root: Node, *, is_without_replacement: bool) -> dict[Outcome, Fraction]:
     """Judge whole paths, leaf by leaf in depth-first order; a refused leaf is cut off (arXiv 2505.12398).
 
-    Siblings are iid or, as the argument says, drawn without replacement. ValueError where children are
-    point masses.
+    Siblings are iid, point masses or, as the argument says, drawn without replacement.
     """
-    _require_draft(root)
     ends, refused = [], ONE
     for path, weight, law in _traversed(root, (root.index,), ONE, is_without_replacement):
         ends.append((path, refused * weight, law))
@@ -125,9 +118,7 @@ def _sequential(
 ) -> Ends:
     target = node.target
     for number, (token, child) in enumerate(node.children):
-        draft = _draft_of(node, token)
-        if is_without_replacement:
-            draft = without(draft, [earlier for earlier, _ in node.children[:number]])
+        draft = _sibling_law(node, number, is_without_replacement)
         accepted = _ratio(target[token], lenience * draft[token])
         yield from _sequential(
             child, (*path, child.index), reached * accepted, lenience, is_without_replacement
@@ -158,15 +149,13 @@ def _block(chain: list[Node]) -> Ends:
 
 def _traversed(node: Node, path: Path, weight: Fraction, is_without_replacement: bool) -> Ends:
     """The leaves in the order of their trials, each with its weight and law once all before are refused."""
-    target, draft = node.target, node.draft
-    for token, child in node.children:
-        assert draft is not None
+    target = node.target
+    for number, (token, child) in enumerate(node.children):
+        draft = _sibling_law(node, number, is_without_replacement)
         child_weight = _ratio(weight * target[token], draft[token])
         yield from _traversed(child, (*path, child.index), child_weight, is_without_replacement)
         target, mass = _residual(target, draft, weight)
         weight = _weight_after(mass, weight)
-        if is_without_replacement:
-            draft = without(draft, [token])
     yield path, weight, target  # with no children left it is a leaf
 
 
@@ -218,6 +207,13 @@ def _draft_of(node: Node, token: int) -> Law:
     return _point_mass(token, len(node.target)) if node.draft is None else node.draft
 
 
+def _sibling_law(node: Node, number: int, is_without_replacement: bool) -> Law:
+    """The law from which a child was drawn, given the siblings before it."""
+    law = _draft_of(node, node.children[number][0])
+    earlier = [token for token, _ in node.children[:number]] if is_without_replacement else []
+    return without(law, earlier)
+
+
 def _chain(root: Node) -> list[Node]:
     chain = [root]
     while chain[-1].children:
@@ -225,8 +221,3 @@ def _chain(root: Node) -> list[Node]:
             raise ValueError("this rule judges chains, not trees")
         chain.append(chain[-1].children[0][1])
     return chain
-
-
-def _require_draft(root: Node) -> None:
-    if root.draft is None:
-        raise ValueError("this rule needs the law that children were drawn from; they are point masses")

@@ -45,10 +45,9 @@ def verify(
     _, rest = jax.lax.scan(extend, first, (prob_of(target_probs, after).T, prob_of(laws, after).T))
     weights = jnp.concatenate((first[:, None], rest.T[:, :-1]), axis=1)
     mass = jnp.maximum(weights[..., None] * target_probs - laws, 0.0).sum(-1)
-    passing = mass / jnp.where(mass > 0, mass + 1 - weights, 1.0)
 
     test_keys, next_keys = split_keys(keys, 2)
-    passed = (uniform(test_keys, max_depth + 1) < passing).at[:, 0].set(True)
+    passed = (uniform(test_keys, max_depth + 1) < weight_after(mass, weights)).at[:, 0].set(True)
     num_accepted = jnp.where(passed, jnp.arange(max_depth + 1, dtype=jnp.int32), 0).max(1)
 
     def at_end(laws: Float[Array, "B N V"]) -> Float[Array, "B V"]:
@@ -63,3 +62,9 @@ def carried_weight(target_prob: Float[Array, "B"], draft_prob: Float[Array, "B"]
     """min(1, target / draft); a token that the target excludes, or none, carries nothing."""
     is_whole = (target_prob > 0) & (target_prob >= draft_prob)
     return jnp.where(is_whole, 1.0, target_prob / jnp.where(draft_prob > 0, draft_prob, 1.0))
+
+
+def weight_after(mass: Float[Array, "*B"], weight: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """S / (S + 1 - weight); a weight of 1 stays, even where the residual has no mass."""
+    odds = mass + 1 - weight
+    return jnp.where(odds > 0, mass / jnp.where(odds > 0, odds, 1.0), 1.0)

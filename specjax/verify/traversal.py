@@ -1,6 +1,7 @@
 """Traversal verification of trees whose siblings were drawn independently, leaf to root (arXiv 2505.12398).
 
-On a chain this is block verification.
+On a chain this is block verification. On trees it usually accepts more than judging siblings in turn; a
+leaf that comes before a deeper sibling can make it accept less, so put the deepest subtree first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.sampling import point_mass, sample, split_keys, uniform, without
 from specjax.trees.topology import path_to
 from specjax.types import NO_TOKEN, ROOT, Draft, ProposalLaw, Verdict
-from specjax.verify.block import carried_weight
+from specjax.verify.block import carried_weight, weight_after
 
 LOSSLESS = True
 LAWS = frozenset({ProposalLaw.POINT_MASS, ProposalLaw.CHAIN, ProposalLaw.IID_SIBLINGS})
@@ -105,8 +106,6 @@ def _judge_row(
         excess = jnp.maximum(above * target - law, 0.0)
         mass = excess.sum()
         rest = jnp.where(mass > 0, excess / jnp.where(mass > 0, mass, 1.0), target)
-        odds = mass + 1 - above
-        new_weight = jnp.where(odds > 0, mass / jnp.where(odds > 0, odds, 1.0), 1.0)
 
         def put(old: Array, index: Int[Array, ""], new: Array) -> Array:
             return old.at[index].set(jnp.where(refused, new, old[index]))
@@ -116,7 +115,7 @@ def _judge_row(
             walk = walk._replace(draft_probs=put(walk.draft_probs, parent, rest_of_draft))
         walk = walk._replace(
             left=put(walk.left, leaf, jnp.bool_(False)),
-            weights=put(walk.weights, parent, new_weight),
+            weights=put(walk.weights, parent, weight_after(mass, above)),
             target_probs=put(walk.target_probs, parent, rest),
         )
         return (walk, jnp.where(accepted, leaf, last)), None

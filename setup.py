@@ -4,10 +4,13 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+PLOTS = ["matplotlib>=3.10"]
+
 TEST = [
     "pytest>=8.3",
     "pytest-xdist>=3.6",
     "chex>=0.1.90",
+    *PLOTS,
     # The parity tests compare with one version of torch; elsewhere they skip themselves.
     'torch==2.13.0; python_version < "3.12"',
     'transformers>=5.0,<6; python_version < "3.12"',
@@ -47,6 +50,7 @@ setup(
         "tpu": ["jax[tpu]"],
         "hub": ["huggingface_hub>=1.0"],
         "train": ["grain>=0.2.12"],
+        "plots": PLOTS,
         "test": TEST,
         # A new minor version of ruff may format differently, so it is held within one.
         "dev": ["mypy>=2.4,<3", "ruff>=0.17,<0.18", *TEST],

@@ -1,0 +1,1 @@
+"""What to expect of a method before running it, and pictures of what came out."""

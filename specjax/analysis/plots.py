@@ -1,0 +1,96 @@
+"""Small figures on a white page: every function returns its own figure and touches no global state.
+
+matplotlib comes with the extra `plots` and is imported only when something is drawn; without a display
+it works all the same, for figures are made without pyplot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from specjax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIZE = (5.6, 3.6)  # inches
+DOTS_PER_INCH = 110
+
+
+class Series(NamedTuple):
+    """Points to draw, with the half-width of each one's interval if there is one."""
+
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    errors: Sequence[float] | np.ndarray | None = None
+
+
+def lines(series: Mapping[str, Series], *, x_label: str, y_label: str, title: str = "") -> Figure:
+    """A line for every named series, with error bars where it has errors."""
+    figure, axes = _blank(x_label, y_label, title)
+    for name, points in series.items():
+        axes.errorbar(points.x, points.y, points.errors, label=name, marker=".", capsize=2)
+    axes.legend(frameon=False)
+    return figure
+
+
+def scatter(series: Mapping[str, Series], *, x_label: str, y_label: str, title: str = "") -> Figure:
+    """Unconnected points for every named series, with error bars where it has errors."""
+    figure, axes = _blank(x_label, y_label, title)
+    for name, points in series.items():
+        axes.errorbar(points.x, points.y, points.errors, label=name, fmt=".", capsize=2)
+    axes.legend(frameon=False)
+    return figure
+
+
+def histogram(
+    closed_form: Sequence[float] | np.ndarray,
+    measured: Sequence[float] | np.ndarray,
+    *,
+    first: int,
+    x_label: str,
+    title: str = "",
+) -> Figure:
+    """Two bars, expected and measured share, for each of the whole numbers from `first` on.
+
+    Raises ConfigError where one list is longer than the other.
+    """
+    if len(closed_form) != len(measured):
+        raise ConfigError(
+            f"{len(closed_form)} expected shares and {len(measured)} measured ones: give equally many"
+        )
+    figure, axes = _blank(x_label, "share", title)
+    places = np.arange(first, first + len(measured))
+    axes.bar(places - 0.2, closed_form, width=0.38, label="closed form")
+    axes.bar(places + 0.2, measured, width=0.38, label="measured")
+    axes.set_xticks(places)
+    axes.legend(frameon=False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure in the format that the name ends in."""
+    # Without the version of matplotlib in it, the same figure gives the same file.
+    metadata = {"Software": None} if path.suffix == ".png" else None
+    figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
+
+
+def _blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib: pip install 'specjax[plots]'") from error
+    figure = Figure(figsize=SIZE, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes

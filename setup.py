@@ -10,6 +10,7 @@ TEST = [
     "pytest>=8.3",
     "pytest-xdist>=3.6",
     "chex>=0.1.90",
+    "hypothesis>=6.130",
     *PLOTS,
     # The parity tests compare with one version of torch; elsewhere they skip themselves.
     'torch==2.13.0; python_version < "3.12"',

@@ -193,6 +193,18 @@ def random_instance(rng: random.Random, law: ProposalLaw, parents: tuple[int, ..
     return Instance(vocab_size, parents, law, target, draft)
 
 
+def toy_instance(law: ProposalLaw, parents: tuple[int, ...]) -> Instance:
+    """Three tokens and six integers from 1 to 6 a context, the target's first: no zeros, one for all laws."""
+    rng = random.Random(1)
+    target, draft = {}, {}
+    for length in range(depth(parents) + 1):
+        for context in itertools.product(range(3), repeat=length):
+            target[context], draft[context] = (
+                normalised(rng.randint(1, 6) for _ in range(3)) for _ in range(2)
+            )
+    return Instance(3, parents, law, target, draft)
+
+
 def _random_parents(rng: random.Random, law: ProposalLaw) -> tuple[int, ...]:
     if law is ProposalLaw.CHAIN:
         return tuple(range(NO_PARENT, rng.randint(1, MAX_DEPTH)))

@@ -19,11 +19,11 @@ from specjax.eval.rational import (
     Rule,
     drafts,
     expected_accepted,
-    normalised,
     output_law,
     random_instance,
     target_law,
     total_variation,
+    toy_instance,
     tree_of,
     verdict_law,
 )
@@ -79,15 +79,8 @@ def instances(law: ProposalLaw, number: int, only_chains: bool = False, seed: in
 
 
 def toy(law: ProposalLaw, parents: tuple[int, ...] = (-1, 0, 0, 1, 1, 2, 2)) -> Instance:
-    """Vocabulary 3, depth 2 and two children a node; six small integers a context, the target's first."""
-    rng = random.Random(1)
-    target, draft = {}, {}
-    for length in range(3):
-        for context in itertools.product(range(3), repeat=length):
-            target[context], draft[context] = (
-                normalised([Fraction(rng.randint(1, 6)) for _ in range(3)]) for _ in range(2)
-            )
-    return Instance(3, parents, law, target, draft)
+    """Depth 2 and, unless told otherwise, two children a node."""
+    return toy_instance(law, parents)
 
 
 def variation(rule: Rule, instance: Instance) -> Fraction:

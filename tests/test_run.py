@@ -14,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from specjax import run
 from specjax.checkpoints import source
 from specjax.eval.timing import Programs
+from specjax.modules import module_names
 from tests.model_folder import write_model, write_prompts
 
 ROOT = Path(__file__).parent.parent
@@ -187,6 +188,8 @@ def test_bad_input_is_one_error_before_anything_is_loaded(
     [
         ("config.lmit = 2", ["no field 'lmit'", "did you mean 'limit'"]),
         ("del config.seed", ["misses 'seed'", "run_config()"]),
+        ("del config.task", ["misses 'task'", "run_config()"]),
+        ("config.task = 'compaer'", ["no task 'compaer'", "did you mean 'compare'"]),
         ("config.seed = 'zero'", ["fails with TypeError"]),
         ("config = None", ["no get_config() that returns a ConfigDict"]),
         ("1 / 0", ["fails with ZeroDivisionError"]),
@@ -217,6 +220,8 @@ def test_help_names_flags_and_fields(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     for word in ("--config=FILE", "--workdir=DIR", "stream", "max_new_tokens", "temperature"):
         assert word in shown
+    for task in module_names("tasks"):
+        assert f"Task '{task}'" in shown
 
 
 def test_interrupted_run_goes_on_to_the_same_texts(
@@ -323,10 +328,41 @@ def test_ngram_config_on_the_real_target(tmp_path: Path, capsys: pytest.CaptureF
     assert all(len(line["tokens"]) == 16 and line["text"].strip() for line in lines_of(tmp_path))
 
 
+OWN_TASK = """
+from specjax.config import Field
+
+FIELDS = {"task": Field(str, "", "this task"), "answer": Field(int, 3, "the exit code")}
+
+def validate(config):
+    pass
+
+def run(options):
+    return options.config.answer
+"""
+OWN_TASK_CONFIG = """
+from specjax.config import run_config
+
+def get_config():
+    config = run_config("my_tasks.answer")
+    config.task = "my_tasks.answer"
+    return config
+"""
+
+
+def test_own_task_by_its_module_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tasks").mkdir()
+    (tmp_path / "my_tasks" / "answer.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "config.py").write_text(OWN_TASK_CONFIG)
+    arguments = [f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/out"]
+    assert run.main(arguments) == 3
+    assert run.main([*arguments, "--config.answer=4"]) == 4
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_llama.py")), ids=lambda path: path.stem)
 def test_packaged_config_is_valid_and_says_how_to_run_it(path: Path, tmp_path: Path) -> None:
     options = run.parse([f"--config={path}", f"--workdir={tmp_path}"])
-    assert options.config.drafter.name == path.stem.removesuffix("_llama")
+    assert options.config.drafter.name in module_names("drafters")
     assert f"python -m specjax.run --config=configs/{path.name} --workdir=" in path.read_text()
 
 

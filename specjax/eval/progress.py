@@ -1,4 +1,4 @@
-"""How far a comparison has come: a bar on a terminal, a line for each batch elsewhere."""
+"""How far a run has come: a bar on a terminal, a line for each batch elsewhere."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Counts prompts; a context manager that draws on `console` and loses no Ctrl-C.
+    """Counts prompts, or other `things` with their `pieces`; draws on `console` and loses no Ctrl-C.
 
     Python drops a KeyboardInterrupt that is raised inside a callback of its garbage collector, and JAX has
     one there: the interrupt is then raised again at the next status.
     """
 
-    def __init__(self, total: int, finished: int, console: Console) -> None:
+    def __init__(
+        self, total: int, finished: int, console: Console, things: str = "prompts", pieces: str = "tokens"
+    ) -> None:
         self._total, self._finished, self._console = total, finished, console
-        self._started, self._count, self._tokens = time.monotonic(), 0, 0
+        self._things, self._pieces = things, pieces
+        self._started, self._count, self._num_pieces = time.monotonic(), 0, 0
         self._interrupted = False
         columns = (
             TextColumn("{task.description}"),
@@ -56,17 +59,17 @@ class Progress:
         elif what.startswith("compiling"):
             self._line(what)
 
-    def advance(self, prompts: int, tokens: int) -> None:
+    def advance(self, num_things: int, num_pieces: int) -> None:
         """Say that so many prompts are finished, and how many tokens all methods wrote for them."""
-        self._count, self._tokens = self._count + prompts, self._tokens + tokens
+        self._count, self._num_pieces = self._count + num_things, self._num_pieces + num_pieces
         done = self._finished + self._count
         elapsed = time.monotonic() - self._started
-        rate = f"{self._tokens / elapsed:.1f} tokens/s"
+        rate = f"{self._num_pieces / elapsed:.1f} {self._pieces}/s"
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, rate=rate)
         else:
             left = elapsed / self._count * (self._total - done)
-            self._line(f"{done}/{self._total} prompts, {rate}, about {left:.0f} s left")
+            self._line(f"{done}/{self._total} {self._things}, {rate}, about {left:.0f} s left")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True

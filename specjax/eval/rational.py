@@ -200,7 +200,7 @@ def toy_instance(law: ProposalLaw, parents: tuple[int, ...]) -> Instance:
     for length in range(depth(parents) + 1):
         for context in itertools.product(range(3), repeat=length):
             target[context], draft[context] = (
-                normalised(rng.randint(1, 6) for _ in range(3)) for _ in range(2)
+                normalised([Fraction(rng.randint(1, 6)) for _ in range(3)]) for _ in range(2)
             )
     return Instance(3, parents, law, target, draft)
 

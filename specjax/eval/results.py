@@ -1,4 +1,4 @@
-"""The folder of a run: generations are kept as they finish, everything else is replaced whole."""
+"""The folder of a run: its lines are kept as they finish, everything else is replaced whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -21,6 +21,18 @@ PARTIAL, GENERATIONS = "generations.partial.jsonl", "generations.jsonl"
 CONFIG, SUMMARY, TABLE = "config.json", "summary.json", "table.md"
 
 Line = dict[str, Any]
+
+
+class Files(NamedTuple):
+    """The names of a task's files: lines while it runs and afterwards, and what they come to."""
+
+    partial: str
+    lines: str
+    summary: str
+    table: str
+
+
+COMPARISON = Files(PARTIAL, GENERATIONS, SUMMARY, TABLE)
 
 
 def check_writable(folder: Path) -> None:
@@ -45,36 +57,41 @@ def write_whole(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def resume(folder: Path, config: Mapping[str, Any], lines_of_batch: Mapping[int, int]) -> list[Line]:
+def resume(
+    folder: Path,
+    config: Mapping[str, Any],
+    lines_of_batch: Mapping[int, int],
+    files: Files = COMPARISON,
+) -> list[Line]:
     """The lines of the batches that an earlier run of this config finished; ConfigError if it was another's.
 
     `lines_of_batch` says how many lines a finished batch has. `config` is stored for the next run.
     """
-    found = _read_lines(folder)
+    found = _read_lines(folder, files)
     text = json.dumps(config, indent=2) + "\n"
     if found:
         _check_same(folder, json.loads(text))
     counts = Counter(line["batch"] for line in found)
     kept = [line for line in found if counts[line["batch"]] == lines_of_batch.get(line["batch"])]
     write_whole(folder / CONFIG, text)
-    if not (folder / GENERATIONS).exists():
+    if not (folder / files.lines).exists():
         # Half a batch, or half a line, would stand in the way of what is appended.
-        write_whole(folder / PARTIAL, _text(kept))
+        write_whole(folder / files.partial, _text(kept))
     return kept
 
 
-def append(folder: Path, lines: Iterable[Line]) -> None:
-    """Add finished generations."""
-    with (folder / PARTIAL).open("a", encoding="utf-8") as file:
+def append(folder: Path, lines: Iterable[Line], files: Files = COMPARISON) -> None:
+    """Add finished lines."""
+    with (folder / files.partial).open("a", encoding="utf-8") as file:
         file.write(_text(lines))
 
 
-def finish(folder: Path, summary: Mapping[str, Any], table: str) -> None:
-    """Write the summary and the table, and give the generations their final name."""
-    write_whole(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    write_whole(folder / TABLE, table)
-    if (folder / PARTIAL).exists():
-        os.replace(folder / PARTIAL, folder / GENERATIONS)
+def finish(folder: Path, summary: Mapping[str, Any], table: str, files: Files = COMPARISON) -> None:
+    """Write the summary and the table, and give the lines their final name."""
+    write_whole(folder / files.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    write_whole(folder / files.table, table)
+    if (folder / files.partial).exists():
+        os.replace(folder / files.partial, folder / files.lines)
 
 
 def environment() -> dict[str, str]:
@@ -94,8 +111,8 @@ def _text(lines: Iterable[Line]) -> str:
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def _read_lines(folder: Path) -> list[Line]:
-    for name in (GENERATIONS, PARTIAL):
+def _read_lines(folder: Path, files: Files) -> list[Line]:
+    for name in (files.lines, files.partial):
         if (folder / name).exists():
             break
     else:

@@ -181,7 +181,7 @@ def test_verdicts(change: dict[str, Any], verdict: str) -> None:
         (["--config.samples=0"], "samples is 0: give at least 1"),
         (["--config.instances=0"], "instances is 0: give at least 1"),
         (["--config.seed=-1"], "seed is -1"),
-        (["--config.task=exactnes"], "no task 'exactnes': did you mean 'exactness'"),
+        (["--config.task=exactnes"], "no task 'exactnes'; did you mean 'exactness'"),
         (["--config.sample=9"], "no field 'sample'"),
         (["--config.verify=rejecton"], "no rule 'rejecton'"),
         (["--config.verify_options={'lenience': 0.5}"], "verify_options is set and verify is not"),
@@ -229,8 +229,8 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_only_shown(
     names = [*subjects.TOYS, *subjects.EXAMPLES]
     assert run.main(arguments) == 0
     # The third was interrupted; the fourth may have been begun before that was heard of.
-    assert sorted(set(measured[3:])) >= sorted(names[2:])
-    assert names[0] not in measured[1:]
+    assert set(names[2:]) <= set(measured[3:])
+    assert not {names[0], names[1]} & set(measured[2:])
     assert "2 of 11 drafters were finished before" in capsys.readouterr().err
 
     assert {path.name for path in out.iterdir()} == {

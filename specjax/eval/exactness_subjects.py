@@ -1,0 +1,154 @@
+"""What a certificate is about: toys that know their laws, and every drafter module on a tiny random Llama."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.config import drafter_config
+from specjax.eval.exactness import NEW_TOKENS, Group, model_law, tabulated_law
+from specjax.models.functional import init_params, make_target
+from specjax.models.llama import LlamaConfig
+from specjax.modules import find_module
+from specjax.testing import tabulated_target, tree_drafter
+from specjax.types import NO_PARENT, Drafter, ModelParams, Params, ProposalLaw, Target
+
+VOCAB = 8
+# Two drafts deep, so that the bonus token and cuts at the limit are among the three new tokens.
+CHAIN = (NO_PARENT, 0, 1)
+TREE = (NO_PARENT, 0, 0, 1, 1, 2)
+TOYS = {
+    "chain": (CHAIN, ProposalLaw.CHAIN),
+    "point_mass_chain": (CHAIN, ProposalLaw.POINT_MASS),
+    "point_mass_tree": (TREE, ProposalLaw.POINT_MASS),
+    "iid_tree": (TREE, ProposalLaw.IID_SIBLINGS),
+    "tree_without_replacement": (TREE, ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT),
+}
+DRAFT_MODEL = {"name": "draft_model", "source": "a noisy copy of the target", "draft_length": 2}
+BRANCHING = {"branching": (2, 1)}
+# How each drafter module is built: names of subjects and the fields of their configs.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "self_speculative": {"name": "self_speculative", "draft_length": 2, "skip_layers": (1,)},
+    "ngram": {"name": "ngram", "draft_length": 2, "max_ngram": 2},
+    "draft_model": DRAFT_MODEL,
+    "draft_model_top_k": {**DRAFT_MODEL, **BRANCHING, "proposal": "point_mass"},
+    "draft_model_iid": {**DRAFT_MODEL, **BRANCHING, "proposal": "iid_siblings"},
+    "draft_model_without_replacement": {
+        **DRAFT_MODEL,
+        **BRANCHING,
+        "proposal": "siblings_without_replacement",
+    },
+}
+
+TINY = LlamaConfig(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    intermediate_size=24,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    rms_norm_eps=1e-5,
+    max_positions=64,
+    tie_embeddings=False,
+    attention_bias=False,
+    mlp_bias=False,
+)
+# Random weights are too small for laws that vary and for layers that matter.
+SCALE = 15.0
+NOISE = 0.3  # of the draft model, relative to each weight
+
+# Every warp with a prompt of its own. The prompts of the Llama repeat themselves, so that a drafter which
+# looks for repetitions finds some; at temperature 0 the drafts are wrong within three tokens.
+WARPS = (
+    (0.0, 0, 1.0, 0.0),
+    (0.5, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (1.5, 0, 1.0, 0.0),
+    (1.0, 4, 1.0, 0.0),
+    (0.7, 0, 0.8, 0.0),
+    (1.3, 0, 1.0, 0.15),
+    (1.2, 6, 0.9, 0.05),
+)
+TOY_PROMPTS = ((5,), (1, 2), (3,), (7, 0, 5), (2,), (4, 4), (6,), (0, 1))
+LLAMA_PROMPTS = (
+    (1, 2, 1, 2, 1),
+    (3, 4, 3, 4),
+    (5, 0, 5, 0, 5, 0),
+    (6, 7, 6),
+    (2, 2, 2),
+    (7, 1, 3, 7, 1, 3, 7),
+    (0, 4, 0, 4, 0),
+    (5, 6, 5),
+)
+
+
+class Subject(NamedTuple):
+    """A drafter on a target for which `law_of` enumerates every group's law of three tokens [V, V, V]."""
+
+    name: str
+    drafter: Drafter
+    target: Target
+    params: ModelParams
+    groups: tuple[Group, ...]
+    law_of: Callable[[Group], np.ndarray]
+
+
+def toys() -> dict[str, Subject]:
+    """Drafters of every law from a table that resembles the target's."""
+    target_table, draft_table = random_tables()
+    target = tabulated_target(jnp.asarray(target_table, jnp.float32))
+    return {
+        name: Subject(
+            name,
+            tree_drafter(jnp.asarray(draft_table, jnp.float32), parents, law),
+            target,
+            ModelParams({}, {}),
+            groups_of(TOY_PROMPTS),
+            functools.partial(tabulated_law, target_table),
+        )
+        for name, (parents, law) in TOYS.items()
+    }
+
+
+def random_tables() -> tuple[np.ndarray, np.ndarray]:
+    """The logits of a target and of a drafter that resembles it, [V + 1, V, V]."""
+    rng = np.random.default_rng(0)
+    target = 1.2 * rng.normal(size=(VOCAB + 1, VOCAB, VOCAB))
+    return target, target + 0.8 * rng.normal(size=target.shape)
+
+
+def groups_of(prompts: tuple[tuple[int, ...], ...]) -> tuple[Group, ...]:
+    """Every warp with its prompt."""
+    return tuple(Group(*warp, prompt) for warp, prompt in zip(WARPS, prompts, strict=True))
+
+
+def modules(examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Subject]:
+    """The drafters that the fields of `examples` name; ConfigError where they do not fit.
+
+    One that takes its weights from a `source` gets a noisy copy of the target's instead.
+    """
+    target = make_target(TINY)
+    weights = jax.tree.map(lambda leaf: SCALE * leaf if leaf.ndim > 1 else leaf, init_params(TINY, seed=0))
+    width = max(map(len, LLAMA_PROMPTS)) + NEW_TOKENS - 1
+    law_of = functools.cache(functools.partial(model_law, target, weights, width=width))
+    subjects = {}
+    for name, fields in examples.items():
+        config = drafter_config(fields)
+        drafter = find_module("drafters", fields["name"]).build(config, target, TINY)
+        params = ModelParams(weights, noisy_copy(weights) if hasattr(config, "source") else {})
+        subjects[name] = Subject(name, drafter, target, params, groups_of(LLAMA_PROMPTS), law_of)
+    return subjects
+
+
+def noisy_copy(weights: Params) -> Params:
+    """The weights, each off by a factor."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda w: w * (1 + NOISE * rng.normal(size=w.shape)).astype(w.dtype), weights)

@@ -1,6 +1,6 @@
 """What every drafter and every rule must keep; new modules are found by themselves.
 
-A new drafter needs one line in `EXAMPLES`; a new rule needs nothing (its output law: tests/test_law.py).
+A drafter is built as its module's `EXAMPLES` say (their output laws: tests/test_law.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import pytest
 import specjax.drafters
 import specjax.verify
 from specjax.decode import generate, new_tokens, row_keys, start
-from specjax.drafters import draft_model, ngram, self_speculative
 from specjax.models.llama import LlamaConfig
 from specjax.sampling import make_warp
 from specjax.step import Method
@@ -44,20 +43,6 @@ CAPACITY = 64
 NEVER = 99
 
 
-class Example(NamedTuple):
-    """How to build a drafter for the tiny target: its config and, if it learns, architecture and weights."""
-
-    config: Any
-    is_noisy_copy: bool = False  # its model is the target with a little noise on the weights
-
-
-EXAMPLES = {
-    "draft_model": Example(draft_model.Config("a noisy copy", 3), is_noisy_copy=True),
-    "ngram": Example(ngram.Config(draft_length=3, max_ngram=2)),
-    "self_speculative": Example(self_speculative.Config(draft_length=3, skip_layers=(1,))),
-}
-
-
 def modules_of(package: ModuleType) -> dict[str, ModuleType]:
     names = [name for _, name, _ in pkgutil.iter_modules(package.__path__)]
     return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
@@ -67,23 +52,14 @@ DRAFTERS = modules_of(specjax.drafters)
 RULES = modules_of(specjax.verify)
 
 
-def example_of(name: str) -> Example:
-    if name not in EXAMPLES:
-        pytest.fail(f"specjax.drafters.{name} has no example: add one to EXAMPLES in tests/test_contract.py")
-    return EXAMPLES[name]
-
-
-def test_a_drafter_without_an_example_is_told_to_get_one() -> None:
-    with pytest.raises(
-        pytest.fail.Exception, match=r"drafters\.brand_new has no example: add one to EXAMPLES"
-    ):
-        example_of("brand_new")
+EXAMPLES = {name: (module, c) for module in DRAFTERS.values() for name, c in module.EXAMPLES.items()}
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafter_modules_export_what_they_must(name: str) -> None:
-    assert isinstance(example_of(name).config, DRAFTERS[name].Config)
-    assert callable(DRAFTERS[name].build)
+    module = DRAFTERS[name]
+    assert callable(module.build)
+    assert module.EXAMPLES and all(isinstance(config, module.Config) for config in module.EXAMPLES.values())
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -115,17 +91,22 @@ class Case:
     """A drafter on the tiny target under all its rules, side by side in one batch."""
 
     def __init__(self, name: str, config: LlamaConfig, target: Target, params: Params):
-        example = example_of(name)
+        module, example = EXAMPLES[name]
         architecture, weights = None, {}
-        if example.is_noisy_copy:
+        if hasattr(example, "source"):
             rng = np.random.default_rng(0)
             architecture = config
             weights = jax.tree.map(
                 lambda w: w * (1 + 0.05 * rng.normal(size=w.shape).astype(w.dtype)), params
             )
-        self.drafter: Drafter = DRAFTERS[name].build(example.config, target, architecture)
+        self.drafter: Drafter = module.build(example, target, architecture)
         self.params = ModelParams(params, weights)
-        self.rules = [rule for rule in RULES.values() if self.drafter.law in rule.LAWS]
+        is_tree = self.drafter.num_nodes > self.drafter.max_depth + 1
+        self.rules = [
+            rule
+            for rule in RULES.values()
+            if self.drafter.law in rule.LAWS and not (is_tree and getattr(rule, "CHAINS_ONLY", False))
+        ]
         assert self.rules, f"no rule may judge specjax.drafters.{name}"
         self.num_traces = 0
 
@@ -172,7 +153,13 @@ class Case:
         return new_tokens(state, prompts), stats
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+def examples() -> list[Any]:
+    """Every example of every drafter; those after a module's first are slow."""
+    first = {next(iter(module.EXAMPLES)) for module in DRAFTERS.values()}
+    return [pytest.param(name, marks=() if name in first else pytest.mark.slow) for name in EXAMPLES]
+
+
+@pytest.fixture(scope="module", params=examples())
 def case(
     request: pytest.FixtureRequest, tiny_config: LlamaConfig, tiny_target: Target, tiny_params: Params
 ) -> Case:

@@ -49,6 +49,17 @@ class Config:
         make_shape(self.draft_length, self.branching, self.proposal)
 
 
+# Small settings that the contract tests and the certificate build it with; they make up the weights.
+EXAMPLES = {
+    "draft_model": Config("a noisy copy of the target", 2),
+    "draft_model top-k": Config("a noisy copy of the target", 2, (2, 1), ProposalLaw.POINT_MASS.value),
+    "draft_model iid": Config("a noisy copy of the target", 2, (2, 1), ProposalLaw.IID_SIBLINGS.value),
+    "draft_model without replacement": Config(
+        "a noisy copy of the target", 2, (2, 1), ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT.value
+    ),
+}
+
+
 def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     """Drafts of the model of the given architecture; ConfigError if its vocabulary differs."""
     model = make_target(architecture, dtype=target.dtype)

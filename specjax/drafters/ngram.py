@@ -32,6 +32,10 @@ class Config:
             )
 
 
+# Small settings that the contract tests and the certificate build it with.
+EXAMPLES = {"ngram": Config(draft_length=2, max_ngram=2)}
+
+
 def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     """A chain of point-mass drafts; it has neither weights nor state."""
     del target, architecture

@@ -28,6 +28,10 @@ class Config:
         make_shape(self.draft_length, self.branching, self.proposal)
 
 
+# Small settings that the contract tests and the certificate build it with.
+EXAMPLES = {"self_speculative": Config(draft_length=2, skip_layers=(1,))}
+
+
 def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     """Drafts of the thinned target: its weights are the target's, its cache is its own.
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.config import drafter_config
 from specjax.eval.exactness import NEW_TOKENS, Group, model_law, tabulated_law
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
-from specjax.modules import find_module
+from specjax.modules import find_module, module_names
 from specjax.testing import tabulated_target, tree_drafter
 from specjax.types import NO_PARENT, Drafter, ModelParams, Params, ProposalLaw, Target
 
@@ -28,21 +28,6 @@ TOYS = {
     "point_mass_tree": (TREE, ProposalLaw.POINT_MASS),
     "iid_tree": (TREE, ProposalLaw.IID_SIBLINGS),
     "tree_without_replacement": (TREE, ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT),
-}
-DRAFT_MODEL = {"name": "draft_model", "source": "a noisy copy of the target", "draft_length": 2}
-BRANCHING = {"branching": (2, 1)}
-# How each drafter module is built: names of subjects and the fields of their configs.
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "self_speculative": {"name": "self_speculative", "draft_length": 2, "skip_layers": (1,)},
-    "ngram": {"name": "ngram", "draft_length": 2, "max_ngram": 2},
-    "draft_model": DRAFT_MODEL,
-    "draft_model_top_k": {**DRAFT_MODEL, **BRANCHING, "proposal": "point_mass"},
-    "draft_model_iid": {**DRAFT_MODEL, **BRANCHING, "proposal": "iid_siblings"},
-    "draft_model_without_replacement": {
-        **DRAFT_MODEL,
-        **BRANCHING,
-        "proposal": "siblings_without_replacement",
-    },
 }
 
 TINY = LlamaConfig(
@@ -130,8 +115,17 @@ def groups_of(prompts: tuple[tuple[int, ...], ...]) -> tuple[Group, ...]:
     return tuple(Group(*warp, prompt) for warp, prompt in zip(WARPS, prompts, strict=True))
 
 
-def modules(examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Subject]:
-    """The drafters that the fields of `examples` name; ConfigError where they do not fit.
+def examples() -> dict[str, tuple[ModuleType, Any]]:
+    """Every drafter of the package as its own examples configure it: modules and configs by name."""
+    found: dict[str, tuple[ModuleType, Any]] = {}
+    for name in module_names("drafters"):
+        module = find_module("drafters", name)
+        found |= {example: (module, config) for example, config in module.EXAMPLES.items()}
+    return found
+
+
+def modules(chosen: Mapping[str, tuple[ModuleType, Any]]) -> dict[str, Subject]:
+    """Drafter modules under their configs; ConfigError where one does not fit.
 
     One that takes its weights from a `source` gets a noisy copy of the target's instead.
     """
@@ -140,9 +134,8 @@ def modules(examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Subject]:
     width = max(map(len, LLAMA_PROMPTS)) + NEW_TOKENS - 1
     law_of = functools.cache(functools.partial(model_law, target, weights, width=width))
     subjects = {}
-    for name, fields in examples.items():
-        config = drafter_config(fields)
-        drafter = find_module("drafters", fields["name"]).build(config, target, TINY)
+    for name, (module, config) in chosen.items():
+        drafter = module.build(config, target, TINY)
         params = ModelParams(weights, noisy_copy(weights) if hasattr(config, "source") else {})
         subjects[name] = Subject(name, drafter, target, params, groups_of(LLAMA_PROMPTS), law_of)
     return subjects

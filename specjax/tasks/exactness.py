@@ -142,13 +142,14 @@ def chosen_subjects(config: ConfigDict, candidates: list[Candidate]) -> list[Sub
     """The config's drafter, or toys and every drafter of the package; only those that a rule may judge."""
     if config.drafter:
         name = config.drafter.name
-        (subject,) = subjects.modules({name: config.drafter}).values()
+        module = find_module("drafters", name)
+        (subject,) = subjects.modules({name: (module, drafter_config(config.drafter))}).values()
         for candidate in candidates:
             if config.verify is not None:
                 check_pair(name, subject.drafter, candidate.name, candidate.module)
         found = [subject]
     else:
-        found = [*subjects.toys().values(), *subjects.modules(subjects.EXAMPLES).values()]
+        found = [*subjects.toys().values(), *subjects.modules(subjects.examples()).values()]
     return [subject for subject in found if pairs_of(subject, candidates)]
 
 

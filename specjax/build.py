@@ -16,7 +16,7 @@ from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
 from specjax.models.functional import keep_layers, make_target, pack, stack_layers
 from specjax.models.llama import LlamaConfig
-from specjax.modules import Rule, find_module, lossless_rules, make_rule
+from specjax.modules import Rule, check_fit, find_module, make_rule
 from specjax.step import Method
 from specjax.types import Drafter, ModelParams, Params, Target
 
@@ -86,13 +86,7 @@ def build_method(config: ConfigDict) -> Built:
 
 def check_pair(drafter_name: str, drafter: Drafter, name: str, rule: ModuleType) -> None:
     """Raise ConfigError, naming rules that fit, where a rule may not judge a drafter's proposals."""
-    is_tree = drafter.num_nodes > drafter.max_depth + 1
-    if drafter.law not in rule.LAWS or (is_tree and getattr(rule, "CHAINS_ONLY", False)):
-        shape = "a tree of " if is_tree else ""
-        raise ConfigError(
-            f"the rule '{name}' cannot judge the drafter '{drafter_name}', whose proposals are {shape}"
-            f"{drafter.law.value}: rules that can are {', '.join(lossless_rules(drafter.law, is_tree))}"
-        )
+    check_fit(drafter_name, drafter.law, drafter.num_nodes > drafter.max_depth + 1, name, rule)
 
 
 def _check_same_tokens(source: str, drafts: Tokenizer | None, loaded: LoadedTarget) -> None:

@@ -69,3 +69,13 @@ def lossless_rules(law: ProposalLaw | None = None, is_tree: bool = False) -> lis
         return judges and rule.LOSSLESS and not getattr(rule, "TEMPERATURE_ZERO_ONLY", False)
 
     return [name for name in module_names("verify") if fits(find_module("verify", name))]
+
+
+def check_fit(drafter: str, law: ProposalLaw, is_tree: bool, name: str, rule: ModuleType) -> None:
+    """Raise ConfigError, naming rules that fit, where the rule may not judge such proposals."""
+    if law not in rule.LAWS or (is_tree and getattr(rule, "CHAINS_ONLY", False)):
+        shape = "a tree of " if is_tree else ""
+        raise ConfigError(
+            f"the rule '{name}' cannot judge the drafter '{drafter}', whose proposals are {shape}"
+            f"{law.value}: rules that can are {', '.join(lossless_rules(law, is_tree))}"
+        )

@@ -39,7 +39,7 @@ ROOMS = {
     "data": "data.tokenizer decode sampling cache types",
     "eval": "config modules decode testing models step trees sampling types",
     "training": "data decode models trees sampling cache types",
-    "analysis": "types",
+    "analysis": "trees types",
     "build": "config modules eval training checkpoints data data.tokenizer decode step models types",
     "tasks": "build config modules analysis eval checkpoints data data.tokenizer decode sampling types",
     "run": "tasks storage config modules eval",

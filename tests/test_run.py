@@ -156,6 +156,13 @@ def test_summary_names_device_and_versions(finished: Path) -> None:
         (["--config.drafter={'draft_length': 2}"], ["drafter.name is missing", "ngram"]),
         (["--config.drafter={'name': 'ngram', 'draft_length': '2', 'max_ngram': 2}"], ["type int"]),
         (["--config.drafter.max_ngram=0"], ["max_ngram 0", "1 <= min <= max"]),
+        (
+            [
+                "--config.drafter={'name': 'self_speculative', 'draft_length': 2, 'skip_layers': (1,), "
+                "'branching': (2,), 'proposal': 'iid_siblings'}"
+            ],
+            ["'rejection' cannot judge", "a tree of iid_siblings", "multi_round"],
+        ),
         (["--config.verify=rejecton"], ["no rule 'rejecton'", "did you mean 'rejection'"]),
         (
             ["--config.verify=greedy", "--config.temperature=1"],

@@ -32,7 +32,7 @@ class Series(NamedTuple):
 
 def lines(series: Mapping[str, Series], *, x_label: str, y_label: str, title: str = "") -> Figure:
     """A line for every named series, with error bars where it has errors."""
-    figure, axes = _blank(x_label, y_label, title)
+    figure, axes = blank(x_label, y_label, title)
     for name, points in series.items():
         axes.errorbar(points.x, points.y, points.errors, label=name, marker=".", capsize=2)
     axes.legend(frameon=False)
@@ -41,7 +41,7 @@ def lines(series: Mapping[str, Series], *, x_label: str, y_label: str, title: st
 
 def scatter(series: Mapping[str, Series], *, x_label: str, y_label: str, title: str = "") -> Figure:
     """Unconnected points for every named series, with error bars where it has errors."""
-    figure, axes = _blank(x_label, y_label, title)
+    figure, axes = blank(x_label, y_label, title)
     for name, points in series.items():
         axes.errorbar(points.x, points.y, points.errors, label=name, fmt=".", capsize=2)
     axes.legend(frameon=False)
@@ -64,7 +64,7 @@ def histogram(
         raise ConfigError(
             f"{len(closed_form)} expected shares and {len(measured)} measured ones: give equally many"
         )
-    figure, axes = _blank(x_label, "share", title)
+    figure, axes = blank(x_label, "share", title)
     places = np.arange(first, first + len(measured))
     axes.bar(places - 0.2, closed_form, width=0.38, label="closed form")
     axes.bar(places + 0.2, measured, width=0.38, label="measured")
@@ -80,7 +80,7 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
 
 
-def _blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
+def blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -46,7 +46,12 @@ class Config:
     proposal: str = ProposalLaw.CHAIN.value
 
     def __post_init__(self) -> None:
-        make_shape(self.draft_length, self.branching, self.proposal)
+        shape_of(self)
+
+
+def shape_of(config: Config) -> Shape:
+    """The trees that a config asks for."""
+    return make_shape(config.draft_length, config.branching, config.proposal)
 
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
@@ -68,8 +73,7 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
             f"the draft model '{config.source}' has a vocabulary of {model.vocab_size} tokens and the target "
             f"one of {target.vocab_size}: choose a draft model that shares the target's tokenizer"
         )
-    shape = make_shape(config.draft_length, config.branching, config.proposal)
-    return model_drafter(model, lambda params: params.drafter, shape)
+    return model_drafter(model, lambda params: params.drafter, shape_of(config))
 
 
 def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], shape: Shape) -> Drafter:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.errors import ConfigError
+from specjax.proposals import Shape, make_shape
 from specjax.trees.topology import chain_parents
 from specjax.types import NO_TOKEN, Context, Draft, Drafter, ProposalLaw, Target
 
@@ -30,6 +31,11 @@ class Config:
             raise ConfigError(
                 f"min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they need 1 <= min <= max"
             )
+
+
+def shape_of(config: Config) -> Shape:
+    """A chain of certain tokens."""
+    return make_shape(config.draft_length, (), ProposalLaw.POINT_MASS.value)
 
 
 # Small settings that the contract tests and the certificate build it with.

@@ -8,7 +8,7 @@ from typing import Any
 from specjax.drafters.draft_model import model_drafter
 from specjax.errors import ConfigError
 from specjax.models.functional import keep_layers, make_target
-from specjax.proposals import make_shape
+from specjax.proposals import Shape, make_shape
 from specjax.types import Drafter, ProposalLaw, Target
 
 
@@ -25,7 +25,12 @@ class Config:
     proposal: str = ProposalLaw.CHAIN.value
 
     def __post_init__(self) -> None:
-        make_shape(self.draft_length, self.branching, self.proposal)
+        shape_of(self)
+
+
+def shape_of(config: Config) -> Shape:
+    """The trees that a config asks for."""
+    return make_shape(config.draft_length, config.branching, config.proposal)
 
 
 # Small settings that the contract tests and the certificate build it with.
@@ -52,5 +57,5 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     return model_drafter(
         make_target(thinned, dtype=target.dtype),
         lambda params: keep_layers(params.target, kept),
-        make_shape(config.draft_length, config.branching, config.proposal),
+        shape_of(config),
     )

@@ -24,7 +24,7 @@ from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN, Generation, Settings, compare, make_batches
 from specjax.eval.metrics import summarize_lines
 from specjax.eval.progress import Progress
-from specjax.modules import find_module, lossless_rules
+from specjax.modules import check_fit, find_module, lossless_rules
 from specjax.sampling import make_warp
 from specjax.types import ModelParams
 
@@ -70,7 +70,12 @@ def validate(config: ConfigDict) -> None:
             f"the rule '{config.verify}' is for temperature 0 and temperature is {config.temperature}: "
             f"choose a lossless rule such as {' or '.join(lossless_rules())}"
         )
-    drafter_config(config.drafter)
+    drafter = drafter_config(config.drafter)
+    module = find_module("drafters", config.drafter.name)
+    # Without it a pair that does not fit is refused once the models are there.
+    if hasattr(module, "shape_of"):
+        shape = module.shape_of(drafter)
+        check_fit(config.drafter.name, shape.law, not shape.is_chain, config.verify, rule)
 
 
 def run(options: Options) -> int:

@@ -1,12 +1,18 @@
-"""From parents to depths, ancestor masks and chains."""
+"""From parents to depths, ancestor masks and chains.
+
+Functions of a `Sequence[int]` are for static trees and run in Python; those of arrays are traced.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from specjax.types import NO_PARENT
+from specjax.errors import ConfigError
+from specjax.types import NO_PARENT, ROOT
 
 
 def chain_parents(batch: int, num_nodes: int) -> Int[Array, "B N"]:
@@ -57,3 +63,37 @@ def path_to(
     own = jnp.take_along_axis(ancestors, node[:, None, None], axis=1)[:, 0]
     at_depth = own[:, None] & (depth[:, None] == jnp.arange(max_depth + 1)[None, :, None])
     return jnp.argmax(at_depth, axis=-1).astype(jnp.int32), own.sum(-1, dtype=jnp.int32) - 1
+
+
+def validate_parents(parents: Sequence[int]) -> None:
+    """Raise ConfigError, naming the node, unless node 0 is the one root and parents precede children."""
+    if not len(parents):
+        raise ConfigError("the tree has no nodes: give at least the root")
+    if parents[ROOT] != NO_PARENT:
+        raise ConfigError(f"node {ROOT} has the parent {parents[ROOT]}: it is the root, give it {NO_PARENT}")
+    for node, parent in enumerate(parents[1:], start=1):
+        if not ROOT <= parent < node:
+            raise ConfigError(f"node {node} has the parent {parent}: give a node before it, 0 to {node - 1}")
+
+
+def children_of(parents: Sequence[int]) -> list[list[int]]:
+    """The children of every node, in their order."""
+    validate_parents(parents)
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], start=1):
+        children[parent].append(node)
+    return children
+
+
+def paths_of(parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """For every node, the nodes from the root to it, both included."""
+    validate_parents(parents)
+    paths: list[tuple[int, ...]] = [(ROOT,)]
+    for node, parent in enumerate(parents[1:], start=1):
+        paths.append((*paths[parent], node))
+    return paths
+
+
+def repeat_parents(parents: Sequence[int], batch: int) -> Int[Array, "B N"]:
+    """The parents of a static tree, one row repeated."""
+    return jnp.broadcast_to(jnp.asarray(parents, jnp.int32)[None], (batch, len(parents)))

@@ -5,8 +5,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from specjax.trees.topology import ancestor_mask, chain_parents, chain_path, depths
+from specjax.errors import ConfigError
+from specjax.trees.topology import (
+    ancestor_mask,
+    chain_parents,
+    chain_path,
+    children_of,
+    depths,
+    paths_of,
+    repeat_parents,
+    validate_parents,
+)
 from specjax.types import NO_PARENT
 
 
@@ -43,3 +54,28 @@ def test_chain_is_lower_triangular_and_its_path_takes_every_node() -> None:
     mask = ancestor_mask(chain_parents(2, 5))
     np.testing.assert_array_equal(mask, np.tile(np.tril(np.ones((5, 5), bool)), (2, 1, 1)))
     assert chain_path(2, 4).tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_paths_and_children_of_a_static_tree() -> None:
+    (parents,) = random_parents(batch=1, num_nodes=17).tolist()
+    paths, children = paths_of(parents), children_of(parents)
+    for node in range(17):
+        assert list(paths[node]) == lineage(np.array(parents), node)[::-1]
+        assert children[node] == [child for child in range(17) if parents[child] == node]
+    assert repeat_parents(parents, 3).tolist() == [parents] * 3
+
+
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [
+        ([], "no nodes"),
+        ([0, 0], "node 0 has the parent 0"),
+        ([NO_PARENT, NO_PARENT], "node 1 has the parent -1"),
+        ([NO_PARENT, 0, 2], "node 2 has the parent 2"),
+        ([NO_PARENT, 2, 0], "node 1 has the parent 2"),
+        ([NO_PARENT, 0, 7], "node 2 has the parent 7: give a node before it, 0 to 1"),
+    ],
+)
+def test_what_is_no_tree_is_named(parents: list[int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate_parents(parents)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import runpy
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -101,7 +101,7 @@ def _fill_in_defaults(config: ConfigDict, arguments: Sequence[str]) -> None:
                 config[fields][field.name] = field.default
 
 
-def validate(config: ConfigDict) -> ModuleType:
+def validate(config: ConfigDict) -> types.ModuleType:
     """Check all that can be checked without the models and return the task's module.
 
     ConfigError names the field and the remedy.
@@ -167,7 +167,10 @@ def _dataclass_of(kind: Any, given: dict[str, Any], owner: str, prefix: str) -> 
     for field, value in given.items():
         if field not in known:
             raise ConfigError(f"{owner} has no field '{field}'{nearest(field, known)}")
-        wanted = typing.get_origin(hints[field]) or hints[field]
+        hint = hints[field]
+        if isinstance(hint, types.UnionType) and value is not None:  # X | None
+            hint = typing.get_args(hint)[0]
+        wanted = typing.get_origin(hint) or hint
         if wanted is tuple and isinstance(value, list):
             given[field] = value = tuple(value)
         if wanted in (bool, int, float, str, tuple):

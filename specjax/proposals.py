@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -17,10 +18,15 @@ WITHOUT_REPEATS = (ProposalLaw.POINT_MASS, ProposalLaw.SIBLINGS_WITHOUT_REPLACEM
 
 
 class Shape(NamedTuple):
-    """A tree of equal levels: every node at depth d has `branching[d]` children, chosen as `law` says."""
+    """A tree of equal levels: every node at depth d has `branching[d]` children, chosen as `law` says.
+
+    With a `budget` it is not of equal levels: the likeliest `branching[d]` nodes of each level get so many
+    children, and the best `budget` nodes of all are kept, the root among them.
+    """
 
     branching: tuple[int, ...]
     law: ProposalLaw
+    budget: int | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -28,10 +34,12 @@ class Shape(NamedTuple):
         return max(self.branching) == 1
 
 
-def make_shape(draft_length: int, branching: tuple[int, ...], proposal: str) -> Shape:
+def make_shape(
+    draft_length: int, branching: tuple[int, ...], proposal: str, num_nodes: int | None = None
+) -> Shape:
     """The tree of depth `draft_length` that a config describes; missing entries of `branching` are 1.
 
-    Raises ConfigError on a proposal that is none, and where it does not fit the branching.
+    Raises ConfigError on a proposal that is none, and where it does not fit the branching or `num_nodes`.
     """
     if draft_length < 1:
         raise ConfigError(f"drafter.draft_length is {draft_length}: draft at least 1 token a pass")
@@ -54,7 +62,24 @@ def make_shape(draft_length: int, branching: tuple[int, ...], proposal: str) -> 
         )
     if law is not ProposalLaw.POINT_MASS and max(branching) == 1:
         law = ProposalLaw.CHAIN
-    return Shape(branching, law)
+    if num_nodes is not None:
+        _check_budget(num_nodes, branching, law)
+    return Shape(branching, law, num_nodes)
+
+
+def _check_budget(num_nodes: int, branching: tuple[int, ...], law: ProposalLaw) -> None:
+    most = 1 + branching[0] + sum(above * here for above, here in itertools.pairwise(branching))
+    if law is not ProposalLaw.POINT_MASS or max(branching) == 1:
+        raise ConfigError(
+            f"num_nodes is {num_nodes}, which prunes a tree by confidence: that takes proposal 'point_mass' "
+            "and a branching, for drawn siblings lose their law by it"
+        )
+    # As many nodes as a chain has would be taken for one.
+    if not len(branching) + 2 <= num_nodes <= most:
+        raise ConfigError(
+            f"num_nodes is {num_nodes}: with branching {branching} give {len(branching) + 2} to {most}, "
+            "the root included"
+        )
 
 
 def level_sizes(branching: tuple[int, ...]) -> list[int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax import cache as kv
 from specjax.errors import ConfigError
@@ -16,6 +16,8 @@ from specjax.models.functional import make_target
 from specjax.prefill import read_prompt
 from specjax.proposals import Shape, draw_children, level_sizes, make_shape
 from specjax.sampling import warp_probs
+from specjax.trees import dynamic
+from specjax.trees.dynamic import NO_SLOT
 from specjax.trees.topology import ancestor_mask, level_parents
 from specjax.types import (
     NO_TOKEN,
@@ -37,13 +39,15 @@ class Config:
     """Trees of depth `draft_length` from the model that `source` names.
 
     `branching` is the number of children at each depth (missing ones are 1) and `proposal` how they are
-    chosen: a value of `ProposalLaw`.
+    chosen: a value of `ProposalLaw`. With `num_nodes` the tree grows where the model is confident, at each
+    depth `branching` wide, and the best so many nodes are kept (EAGLE-2's trees, arXiv 2406.16858).
     """
 
     source: str
     draft_length: int
     branching: tuple[int, ...] = ()
     proposal: str = ProposalLaw.CHAIN.value
+    num_nodes: int | None = None
 
     def __post_init__(self) -> None:
         shape_of(self)
@@ -51,13 +55,16 @@ class Config:
 
 def shape_of(config: Config) -> Shape:
     """The trees that a config asks for."""
-    return make_shape(config.draft_length, config.branching, config.proposal)
+    return make_shape(config.draft_length, config.branching, config.proposal, config.num_nodes)
 
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
 EXAMPLES = {
     "draft_model": Config("a noisy copy of the target", 2),
     "draft_model top-k": Config("a noisy copy of the target", 2, (2, 1), ProposalLaw.POINT_MASS.value),
+    "draft_model dynamic": Config(
+        "a noisy copy of the target", 2, (2, 2), ProposalLaw.POINT_MASS.value, num_nodes=5
+    ),
     "draft_model iid": Config("a noisy copy of the target", 2, (2, 1), ProposalLaw.IID_SIBLINGS.value),
     "draft_model without replacement": Config(
         "a noisy copy of the target", 2, (2, 1), ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT.value
@@ -76,31 +83,44 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     return model_drafter(model, lambda params: params.drafter, shape_of(config))
 
 
+class State(NamedTuple):
+    """The model's cache, and where the nodes of the last draft stand in it, from the first free slot on."""
+
+    cache: KVCache
+    slots: Int[Array, "B N"]
+
+
 def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], shape: Shape) -> Drafter:
     """Drafts of `model` under the row's warp; point masses are its most probable tokens, unwarped.
 
-    The state is the model's cache. What it lacks of the context, the tokens that were never an input, is
-    read at the start of every round: one token, or two where the deepest draft was accepted.
+    What the cache lacks of the context, the tokens that were never an input, is read at the start of
+    every round: one token, or two where the last accepted draft was not read.
     """
     is_point_mass = shape.law is ProposalLaw.POINT_MASS
-    branching = shape.branching
+    branching, max_depth = shape.branching, len(shape.branching)
     parents = level_parents(branching)
-    num_nodes, max_depth = len(parents), len(branching)
+    num_nodes = shape.budget or len(parents)
     mask = ancestor_mask(jnp.asarray([parents]))[0]
+    # The deepest level is never an input; node 1 stands in the first slot behind the context.
+    num_read = len(parents) - level_sizes(branching)[-1]
+    static_slots = [node - 1 if 0 < node < num_read else NO_SLOT for node in range(len(parents))]
 
-    def init(params: ModelParams, context: Context, features, prompt_size: int) -> KVCache:
+    def init(params: ModelParams, context: Context, features, prompt_size: int) -> State:
         del features
         batch, capacity = context.tokens.shape
         empty = model.init_cache(batch, capacity)
         prompt = context.tokens[:, :prompt_size]
         cache, _ = read_prompt(model.forward, weights_of(params), prompt, empty)
-        return cache._replace(length=context.length - 1)
+        slots = jnp.full((batch, num_nodes), NO_SLOT, jnp.int32)
+        return State(cache._replace(length=context.length - 1), slots)
 
     def law_of(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
         return jax.nn.softmax(logits) if is_point_mass else warp_probs(logits, warp)
 
-    def read_missing(weights: Params, cache: KVCache, context: Context):
-        """The law after the context, and the cache with all of it."""
+    def read_missing(
+        weights: Params, cache: KVCache, context: Context
+    ) -> tuple[Float[Array, "B 1 V"], KVCache]:
+        """The logits after the context, and the cache with all of it."""
         batch = context.length.shape[0]
         missing = context.length - cache.length
         offsets = jnp.arange(2)[None, :]
@@ -108,18 +128,23 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
         causal = jnp.broadcast_to(jnp.tril(jnp.ones((2, 2), bool)), (batch, 2, 2))
         out = model.forward(weights, unread, cache.length[:, None] + offsets, causal, cache)
         logits = jnp.take_along_axis(out.logits, (missing - 1)[:, None, None], axis=1)
-        return law_of(logits, context.warp), kv.commit(out.cache, missing)
+        return logits, kv.commit(out.cache, missing)
 
     def propose(
-        params: ModelParams, keys: Key[Array, "B"], cache: KVCache, context: Context
-    ) -> tuple[Draft, KVCache]:
+        params: ModelParams, keys: Key[Array, "B"], state: State, context: Context
+    ) -> tuple[Draft, State]:
         weights = weights_of(params)
-        law, cache = read_missing(weights, cache, context)
+        logits, cache = read_missing(weights, state.cache, context)
+        if shape.budget is not None:
+            ranked, cache = grow_dynamic(weights, logits, cache)
+            return Draft(ranked.tokens, ranked.parents, None), State(cache, ranked.slots)
         grow = grow_chain if shape.is_chain else grow_tree
-        tokens, laws, cache = grow(weights, keys, law, cache, context.warp)
-        batch = tokens.shape[0]
-        every_row = jnp.broadcast_to(jnp.asarray(parents, jnp.int32)[None], (batch, num_nodes))
-        return Draft(tokens, every_row, None if is_point_mass else laws), cache
+        tokens, laws, cache = grow(weights, keys, law_of(logits, context.warp), cache, context.warp)
+        every_row, slots = (
+            jnp.broadcast_to(jnp.asarray(row, jnp.int32)[None], tokens.shape)
+            for row in (parents, static_slots)
+        )
+        return Draft(tokens, every_row, None if is_point_mass else laws), State(cache, slots)
 
     def grow_chain(weights: Params, keys, law: Float[Array, "B 1 V"], cache: KVCache, warp: Warp):
         batch = keys.shape[0]
@@ -142,8 +167,12 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
         laws = jnp.concatenate((law, rest_laws.swapaxes(0, 1), jnp.zeros_like(law)), axis=1)
         return tokens, laws, cache
 
+    def read_level(weights: Params, tokens: Int[Array, "B W"], seen, depth: int, cache: KVCache):
+        """Pass the nodes of one level; their keys stand behind those of the levels above."""
+        positions = jnp.broadcast_to(cache.length[:, None] + depth - 1, tokens.shape)
+        return model.forward(weights, jnp.maximum(tokens, 0), positions, seen, cache)
+
     def grow_tree(weights: Params, keys, law: Float[Array, "B 1 V"], cache: KVCache, warp: Warp):
-        """Level by level; the nodes' keys and values stand behind the context, in their order."""
         batch = keys.shape[0]
         by_depth = jax.vmap(lambda key: jax.random.split(key, max_depth))(keys)
         tokens = [jnp.full((batch, 1), NO_TOKEN, jnp.int32)]
@@ -156,24 +185,34 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
             if depth == max_depth:
                 laws.append(jnp.zeros((batch, size, law.shape[-1])))
                 break
-            seen = jnp.broadcast_to(
-                mask[None, first : first + size, 1 : first + size], (batch, size, first + size - 1)
-            )
-            positions = jnp.broadcast_to(cache.length[:, None] + depth - 1, (batch, size))
-            out = model.forward(weights, jnp.maximum(tokens[-1], 0), positions, seen, cache)
+            seen = mask[first : first + size, 1 : first + size]
+            every_row = jnp.broadcast_to(seen[None], (batch, *seen.shape))
+            out = read_level(weights, tokens[-1], every_row, depth, cache)
             cache = out.cache
             laws.append(law_of(out.logits, warp))
             first += size
         return jnp.concatenate(tokens, axis=1), jnp.concatenate(laws, axis=1), cache
 
-    def observe(
-        params, cache: KVCache, draft: Draft, verdict: Verdict, context: Context, features
-    ) -> KVCache:
+    def grow_dynamic(
+        weights: Params, logits: Float[Array, "B 1 V"], cache: KVCache
+    ) -> tuple[dynamic.RankedTree, KVCache]:
+        tree = dynamic.start(logits.shape[0])
+        for depth, width in enumerate(branching, start=1):
+            tree = dynamic.expand(tree, *dynamic.likeliest(logits, width), width)
+            if depth < max_depth:
+                out = read_level(weights, tree.tokens, tree.seen, depth, cache)
+                logits, cache = out.logits, out.cache
+        return dynamic.rerank(tree, num_nodes), cache
+
+    def observe(params, state: State, draft: Draft, verdict: Verdict, context: Context, features) -> State:
         del params, draft, features
+        cache = state.cache
         if not shape.is_chain:
-            # The deepest level was never an input; node 1 stands in the first slot behind the context.
-            slots = jnp.maximum(verdict.path[:, 1:max_depth] - 1, 0)
-            cache = kv.commit(cache, jnp.minimum(verdict.num_accepted, max_depth - 1), slots)
-        return kv.rollback(cache, context.length - 1)
+            slots = jnp.take_along_axis(state.slots, verdict.path[:, 1:], axis=1)
+            accepted = jnp.arange(max_depth)[None, :] < verdict.num_accepted[:, None]
+            # Only the last node of a path can be one that was never read.
+            num_kept = (accepted & (slots != NO_SLOT)).sum(1, dtype=jnp.int32)
+            cache = kv.commit(cache, num_kept, jnp.maximum(slots, 0))
+        return state._replace(cache=kv.rollback(cache, context.length - 1))
 
     return Drafter(init, propose, observe, num_nodes=num_nodes, max_depth=max_depth, law=shape.law)

@@ -16,13 +16,14 @@ from specjax.types import Drafter, ProposalLaw, Target
 class Config:
     """Trees of depth `draft_length` from the target without the layers `skip_layers`, counted from 0.
 
-    `branching` and `proposal` are those of `draft_model`.
+    `branching`, `proposal` and `num_nodes` are those of `draft_model`.
     """
 
     draft_length: int
     skip_layers: tuple[int, ...]
     branching: tuple[int, ...] = ()
     proposal: str = ProposalLaw.CHAIN.value
+    num_nodes: int | None = None
 
     def __post_init__(self) -> None:
         shape_of(self)
@@ -30,7 +31,7 @@ class Config:
 
 def shape_of(config: Config) -> Shape:
     """The trees that a config asks for."""
-    return make_shape(config.draft_length, config.branching, config.proposal)
+    return make_shape(config.draft_length, config.branching, config.proposal, config.num_nodes)
 
 
 # Small settings that the contract tests and the certificate build it with.

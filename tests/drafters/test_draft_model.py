@@ -116,6 +116,8 @@ def test_the_most_probable_children_come_first(
         ({"branching": (2,)}, "siblings are iid_siblings or siblings_without_replacement"),
         ({"branching": (2, 2, 2), "proposal": "iid_siblings"}, "at most draft_length = 2"),
         ({"branching": (0,), "proposal": "iid_siblings"}, "each at least 1"),
+        ({"num_nodes": 4, "proposal": "iid_siblings", "branching": (2,)}, "drawn siblings lose their law"),
+        ({"num_nodes": 9, "proposal": "point_mass", "branching": (2, 2)}, "give 4 to 7"),
         ({"proposal": "iid_sibling"}, "did you mean 'iid_siblings'"),
     ],
 )

@@ -18,7 +18,8 @@ import pytest
 
 from specjax import cache, decode, sampling
 from specjax.drafters import draft_model
-from specjax.eval import exactness, exactness_subjects
+from specjax.eval.exactness import sampling as exactness
+from specjax.eval.exactness import subjects
 from specjax.proposals import Shape
 from specjax.sampling import make_warp
 from specjax.testing import tabulated_target
@@ -28,8 +29,8 @@ from specjax.verify import rejection, target_only
 step = importlib.import_module("specjax.step")  # the package offers a function of that name
 pytestmark = pytest.mark.slow
 
-TARGET_TABLE, DRAFT_TABLE = exactness_subjects.random_tables()
-VOCAB = exactness_subjects.VOCAB
+TARGET_TABLE, DRAFT_TABLE = subjects.random_tables()
+VOCAB = subjects.VOCAB
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 0, 2], [6]]
 END = 3  # of the texts
 CHAIN = Shape((1, 1, 1), ProposalLaw.CHAIN)
@@ -55,7 +56,7 @@ def drafting(temperature: float, with_drafter: bool = True):
 
 
 def check_law_of_the_bonus() -> None:
-    toy = exactness_subjects.toys()["chain"]
+    toy = subjects.toys()["chain"]
     group = exactness.Group(0.5, 0, 1.0, 0.0, (1, 2), 10_000)
     method = step.Method(toy.target, toy.drafter, rejection.verify)
     (tokens,) = exactness.Sampler(method, toy.params, [group]).draw(0)

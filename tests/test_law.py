@@ -23,10 +23,10 @@ from scipy import stats
 
 from specjax import cache as kv
 from specjax.config import run_config
-from specjax.eval import exactness_certificate as certificate
-from specjax.eval.exactness import Group, Sampler, counts_of, fit, tabulated_law
-from specjax.eval.exactness_statistics import chi_square, kl, marginals, total_variation
-from specjax.eval.exactness_subjects import TREE, VOCAB, random_tables, toys
+from specjax.eval.exactness import certificate
+from specjax.eval.exactness.sampling import Group, Sampler, counts_of, fit, tabulated_law
+from specjax.eval.exactness.statistics import chi_square, kl, marginals, total_variation
+from specjax.eval.exactness.subjects import TREE, VOCAB, random_tables, toys
 from specjax.modules import Rule, module_names
 from specjax.sampling import sample
 from specjax.step import Method

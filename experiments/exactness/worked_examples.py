@@ -24,7 +24,7 @@ from scipy import stats
 
 from specjax.analysis import theory
 from specjax.decode import generate, new_tokens, rollout, row_keys, start
-from specjax.eval.exactness_statistics import chi_square, kl, marginals
+from specjax.eval.exactness.statistics import chi_square, kl, marginals
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.testing import side_by_side, tabulated_drafter, tabulated_target, unverified

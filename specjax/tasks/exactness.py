@@ -21,9 +21,9 @@ from rich.console import Console
 from specjax.build import build_verify, check_pair
 from specjax.config import Field, Options, check_at_least_1, check_seed, drafter_config, rule_options
 from specjax.errors import ConfigError
-from specjax.eval import exactness_subjects as subjects
 from specjax.eval import results
-from specjax.eval.exactness_certificate import (
+from specjax.eval.exactness import subjects
+from specjax.eval.exactness.certificate import (
     CONTROL_LEVEL,
     LEVEL,
     POWER,
@@ -36,8 +36,8 @@ from specjax.eval.exactness_certificate import (
     pairs_of,
     power_of,
 )
-from specjax.eval.exactness_report import full, summary
-from specjax.eval.exactness_subjects import Subject
+from specjax.eval.exactness.report import full, summary
+from specjax.eval.exactness.subjects import Subject
 from specjax.eval.progress import Progress
 from specjax.eval.tables import to_markdown
 from specjax.modules import find_module, module_names

@@ -22,7 +22,7 @@ import pytest
 from scipy import stats
 
 from specjax.decode import row_keys
-from specjax.eval import rational, rational_rules
+from specjax.eval.exactness import rational, rational_rules
 from specjax.modules import find_module, module_names
 from specjax.types import Draft, ProposalLaw
 from specjax.verify import multi_round, traversal, typical, without_replacement

@@ -14,18 +14,16 @@ import pytest
 from scipy import stats
 
 from specjax import run
-from specjax.eval import exactness_certificate as certificate
-from specjax.eval import exactness_statistics as statistics
-from specjax.eval import exactness_subjects as subjects
-from specjax.eval.exactness import Group, fit, model_law, tabulated_law, warped
-from specjax.eval.exactness_reference import worst_total_variation
+from specjax.eval.exactness import certificate, statistics, subjects
+from specjax.eval.exactness.reference import worst_total_variation
+from specjax.eval.exactness.sampling import Group, fit, model_law, tabulated_law, warped
 from specjax.modules import module_names
 from specjax.sampling import make_warp, warp_probs
 from specjax.tasks import exactness
 from specjax.testing import tabulated_target
 from specjax.types import ProposalLaw
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 CONFIG = f"--config={ROOT}/configs/exactness.py"
 FIELDS = {
     "drafter",
@@ -225,7 +223,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_only_shown(
     # The third was interrupted; the fourth may have been begun before that was heard of.
     assert set(names[2:]) <= set(measured[3:])
     assert not {names[0], names[1]} & set(measured[2:])
-    assert "2 of 11 drafters were finished before" in capsys.readouterr().err
+    assert f"2 of {len(names)} drafters were finished before" in capsys.readouterr().err
 
     assert {path.name for path in out.iterdir()} == {
         "certificate.json",

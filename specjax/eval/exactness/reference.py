@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from specjax.eval import rational
-from specjax.eval.rational_rules import RULES
+from specjax.eval.exactness import rational
+from specjax.eval.exactness.rational_rules import RULES
 from specjax.types import NO_PARENT, ProposalLaw
 
 WITHOUT_REPLACEMENT = "_without_replacement"

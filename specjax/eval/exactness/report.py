@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specjax.eval.exactness_certificate import (
+from specjax.eval.exactness.certificate import (
     AGAIN,
     CONTROL_LEVEL,
     EXACT,

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.eval.exactness import Group, Sampler, counts_of, fit
-from specjax.eval.exactness_reference import worst_total_variation
-from specjax.eval.exactness_statistics import holm, kl, smallest_total_variation, total_variation
-from specjax.eval.exactness_subjects import Subject
+from specjax.eval.exactness.reference import worst_total_variation
+from specjax.eval.exactness.sampling import Group, Sampler, counts_of, fit
+from specjax.eval.exactness.statistics import holm, kl, smallest_total_variation, total_variation
+from specjax.eval.exactness.subjects import Subject
 from specjax.modules import Rule
 from specjax.step import Method
 from specjax.testing import side_by_side, unverified

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.decode import generate, prefill, prepare, row_keys
-from specjax.eval.exactness_statistics import IMPOSSIBLE, Fit, chi_square
+from specjax.eval.exactness.statistics import IMPOSSIBLE, Fit, chi_square
 from specjax.step import Method
 from specjax.types import ModelParams, Params, Target, Warp
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
-from specjax.eval.rational import ONE, ZERO, Law, Node, Outcome, normalised, without
+from specjax.eval.exactness.rational import ONE, ZERO, Law, Node, Outcome, normalised, without
 
 Path = tuple[int, ...]
 Ends = Iterator[tuple[Path, Fraction, Law]]

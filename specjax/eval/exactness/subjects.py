@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.eval.exactness import NEW_TOKENS, Group, model_law, tabulated_law
+from specjax.eval.exactness.sampling import NEW_TOKENS, Group, model_law, tabulated_law
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
 from specjax.modules import find_module, module_names

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from specjax.eval.rational import (
+from specjax.eval.exactness.rational import (
     Instance,
     Node,
     Rule,
@@ -27,7 +27,7 @@ from specjax.eval.rational import (
     tree_of,
     verdict_law,
 )
-from specjax.eval.rational_rules import (
+from specjax.eval.exactness.rational_rules import (
     RULES,
     block,
     greedy,

@@ -15,6 +15,8 @@ from specjax.errors import ConfigError
 from specjax.types import NO_TOKEN, Warp
 
 SAMPLE_BLOCK = 256
+# The most probable tokens among which the cuts of a law are looked for first.
+NUM_BEST = 64
 
 
 def make_warp(
@@ -70,8 +72,48 @@ def warp_probs(logits: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V
 def _cut(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
     """Top-k, then top-p of what is left, then min-p of what is left, renormalised.
 
-    Each costs passes over the vocabulary and is skipped when no row wants it.
+    The best few tokens nearly always tell where the cuts fall; only a row for which they do not is
+    searched as a whole, and the others keep what they have, so that no row depends on its batch mates.
     """
+    floor, is_known = _floor_among_best(probs, warp)
+    kept = jnp.where(probs >= floor[..., None], probs, 0.0)
+    kept = jax.lax.cond(
+        is_known.all(),
+        lambda: kept,
+        lambda: jnp.where(is_known[..., None], kept, _cut_by_search(probs, warp)),
+    )
+    return kept / kept.sum(-1, keepdims=True)
+
+
+def _floor_among_best(
+    probs: Float[Array, "B N V"], warp: Warp
+) -> tuple[Float[Array, "B N"], Bool[Array, "B N"]]:
+    """The least probability that survives all cuts, and whether the best tokens alone decide it."""
+    vocab_size = probs.shape[-1]
+    num_best = min(NUM_BEST, vocab_size)
+    # Behind the barrier, for XLA on CPU sorts the whole vocabulary where it sees slices of a top-k.
+    best, _ = jax.lax.optimization_barrier(jax.lax.top_k(probs, num_best))
+    top_k, top_p, min_p = (setting[:, None, None] for setting in (warp.top_k, warp.top_p, warp.min_p))
+    has_top_k, has_top_p = top_k > 0, top_p < 1
+    rank = jnp.arange(num_best)[None, None, :]
+    # Ties with the last token that top-k keeps are kept too.
+    last = jnp.take_along_axis(best, jnp.clip(top_k - 1, 0, num_best - 1), axis=-1)
+    left = jnp.where(has_top_k & (best < last), 0.0, best)
+    total = jnp.where(has_top_k, left.sum(-1, keepdims=True), probs.sum(-1, keepdims=True))
+    first_of_equals = (best[..., None, :] > best[..., :, None]).sum(-1)
+    before = jnp.where(rank > 0, jnp.cumsum(left, axis=-1) - left, 0.0)
+    before = jnp.take_along_axis(before, first_of_equals, axis=-1)
+    left = jnp.where(has_top_p & (before >= top_p * total), 0.0, left)
+    left = jnp.where(left >= min_p * best[..., :1], left, 0.0)
+    floor = jnp.where(left > 0, left, jnp.inf).min(-1)
+    # Something below the floor must be in sight, or what is beyond might belong above it.
+    is_known = (floor > best[..., -1]) & (top_k <= num_best)[..., 0]
+    has_cut = (has_top_k | has_top_p | (min_p > 0))[..., 0]
+    return jnp.where(has_cut, floor, 0.0), is_known | ~has_cut | (num_best == vocab_size)
+
+
+def _cut_by_search(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
+    """The cuts, without renormalising; each costs passes over the vocabulary and is skipped if unwanted."""
 
     def top_k(probs: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
         wanted = jnp.where(warp.top_k > 0, warp.top_k, probs.shape[-1]).astype(jnp.float32)
@@ -88,10 +130,9 @@ def _cut(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
         return jnp.where(probs >= floor, probs, 0.0)
 
     cuts = ((warp.top_k > 0, top_k), (warp.top_p < 1, top_p), (warp.min_p > 0, min_p))
-    kept = probs
     for is_on, cut in cuts:
-        kept = jax.lax.cond(is_on.any(), cut, lambda p: p, kept)
-    return kept / kept.sum(-1, keepdims=True)
+        probs = jax.lax.cond(is_on.any(), cut, lambda p: p, probs)
+    return probs
 
 
 def _keep_top(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax import cache as kv
 from specjax.sampling import sample, split_keys, warp_probs
-from specjax.trees.topology import ancestor_mask, depths
+from specjax.trees.topology import ancestor_mask, chain_mask, depths
 from specjax.types import (
     NO_TOKEN,
     Context,
@@ -80,7 +80,8 @@ def speculative_step(
     draft, draft_state = drafter.propose(params, draft_keys, state.draft_state, context)
     draft = draft._replace(tokens=draft.tokens.at[:, 0].set(_pending(state)))
 
-    mask = ancestor_mask(draft.parents)
+    is_chain = drafter.num_nodes == drafter.max_depth + 1
+    mask = chain_mask(*draft.tokens.shape) if is_chain else ancestor_mask(draft.parents)
     depth = depths(mask)
     positions = state.cache.length[:, None] + depth
     out = target.forward(params.target, draft.tokens, positions, mask, state.cache, drafter.features)
@@ -94,7 +95,6 @@ def speculative_step(
     emitted = jnp.where(place, verdict.next_token[:, None], emitted)
 
     num_drafted = jnp.where(draft.tokens == NO_TOKEN, 0, depth).max(-1)
-    is_chain = drafter.num_nodes == drafter.max_depth + 1
     state = state._replace(keys=next_keys, cache=out.cache)
     state, info = _emit(
         request, state, emitted, num_drafted, verdict.num_accepted, None if is_chain else verdict.path

@@ -180,8 +180,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], ModuleType, str, str]] = {
     "top-p comes before top-k": (
         check_mixed_warps,
         sampling,
-        "cuts = ((warp.top_k > 0, top_k), (warp.top_p < 1, top_p), (warp.min_p > 0, min_p))",
-        "cuts = ((warp.top_p < 1, top_p), (warp.top_k > 0, top_k), (warp.min_p > 0, min_p))",
+        "total = jnp.where(has_top_k, left.sum(-1, keepdims=True), probs.sum(-1, keepdims=True))",
+        "total = probs.sum(-1, keepdims=True)",
     ),
     "the seed has no effect": (check_seeds, decode, "jax.random.key(seed)", "jax.random.key(0)"),
     "copies of a request disagree": (

@@ -35,6 +35,11 @@ def chain_path(batch: int, max_depth: int) -> Int[Array, "B D1"]:
     return jnp.broadcast_to(jnp.arange(max_depth + 1, dtype=jnp.int32), (batch, max_depth + 1))
 
 
+def chain_mask(batch: int, num_nodes: int) -> Bool[Array, "B N N"]:
+    """The ancestor mask of a chain, a constant."""
+    return jnp.broadcast_to(jnp.tril(jnp.ones((num_nodes, num_nodes), bool)), (batch, num_nodes, num_nodes))
+
+
 def ancestor_mask(parents: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     """True at [b, i, j] where node j is node i or one of its ancestors; parents precede children."""
     num_nodes = parents.shape[-1]

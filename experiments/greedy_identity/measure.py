@@ -26,7 +26,7 @@ from specjax.drafters import draft_model, ngram, self_speculative
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.types import ModelParams
-from specjax.verify import greedy, rejection, target_only
+from specjax.verify import greedy, multi_round, rejection, target_only, traversal
 
 HERE = Path(__file__).parent
 # A spread over the upper half: drafts are accepted and refused in turn.
@@ -62,6 +62,32 @@ def main() -> None:
         "self_speculative": (Method(target, self_speculative.build(skipped, target), target_only.verify), {}),
         "draft_model": (
             Method(target, draft_model.build(own_model, target, loaded.config), greedy.verify),
+            weights,
+        ),
+        "ngram, 3 branches": (
+            Method(target, ngram.build(ngram.Config(4, 3, num_branches=3), target), target_only.verify),
+            {},
+        ),
+        "self_speculative, tree of 3, 2 and 1": (
+            Method(
+                target,
+                self_speculative.build(
+                    self_speculative.Config(3, SKIP_LAYERS, (3, 2, 1), "point_mass"), target
+                ),
+                multi_round.verify,
+            ),
+            {},
+        ),
+        "draft_model, dynamic tree of 12": (
+            Method(
+                target,
+                draft_model.build(
+                    draft_model.Config(args.target, 4, (4, 4, 4, 4), "point_mass", num_nodes=12),
+                    target,
+                    loaded.config,
+                ),
+                traversal.verify,
+            ),
             weights,
         ),
     }

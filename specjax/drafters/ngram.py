@@ -6,6 +6,7 @@ No weights, and nothing leaves the device (the idea is that of vLLM's and transf
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -14,19 +15,24 @@ from jaxtyping import Array, Int
 
 from specjax.errors import ConfigError
 from specjax.proposals import Shape, make_shape
-from specjax.trees.topology import chain_parents
-from specjax.types import NO_TOKEN, Context, Draft, Drafter, ProposalLaw, Target
+from specjax.types import NO_PARENT, NO_TOKEN, ROOT, Context, Draft, Drafter, ProposalLaw, Target
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """`draft_length` tokens at most, for suffixes of `min_ngram` to `max_ngram` tokens."""
+    """`draft_length` tokens at most, for suffixes of `min_ngram` to `max_ngram` tokens.
+
+    With `num_branches` above 1, so many continuations that begin with different tokens, best match first.
+    """
 
     draft_length: int
     max_ngram: int
     min_ngram: int = 1
+    num_branches: int = 1
 
     def __post_init__(self) -> None:
+        if self.num_branches < 1:
+            raise ConfigError(f"num_branches is {self.num_branches}: propose at least 1 continuation")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
                 f"min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they need 1 <= min <= max"
@@ -34,17 +40,23 @@ class Config:
 
 
 def shape_of(config: Config) -> Shape:
-    """A chain of certain tokens."""
-    return make_shape(config.draft_length, (), ProposalLaw.POINT_MASS.value)
+    """A bundle of chains of certain tokens."""
+    return make_shape(config.draft_length, (config.num_branches,), ProposalLaw.POINT_MASS.value)
 
 
 # Small settings that the contract tests and the certificate build it with.
-EXAMPLES = {"ngram": Config(draft_length=2, max_ngram=2)}
+EXAMPLES = {
+    "ngram": Config(draft_length=2, max_ngram=2),
+    "ngram branches": Config(draft_length=2, max_ngram=2, num_branches=2),
+}
 
 
 def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
-    """A chain of point-mass drafts; it has neither weights nor state."""
+    """Point-mass drafts, one chain or several from the root; it has neither weights nor state."""
     del target, architecture
+    length, branches = config.draft_length, config.num_branches
+    chain = [[ROOT, *range(first, first + length - 1)] for first in range(1, branches * length, length)]
+    parents = jnp.asarray([NO_PARENT, *itertools.chain(*chain)], jnp.int32)
 
     def propose(params, keys, state, context: Context) -> tuple[Draft, Any]:
         del params, keys
@@ -53,23 +65,24 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
             context.tokens, context.length
         )
         root = jnp.full((batch, 1), NO_TOKEN, jnp.int32)
-        tokens = jnp.concatenate((root, drafted), axis=1)
-        return Draft(tokens, chain_parents(batch, config.draft_length + 1), None), state
+        tokens = jnp.concatenate((root, drafted.reshape(batch, branches * length)), axis=1)
+        return Draft(tokens, jnp.broadcast_to(parents[None], tokens.shape), None), state
 
     return Drafter(
         init=lambda params, context, features, prompt_size: {},
         propose=propose,
         observe=lambda params, state, draft, verdict, context, features: state,
-        num_nodes=config.draft_length + 1,
-        max_depth=config.draft_length,
+        num_nodes=1 + branches * length,
+        max_depth=length,
         law=ProposalLaw.POINT_MASS,
     )
 
 
-def lookup(tokens: Int[Array, "T"], length: Int[Array, ""], config: Config) -> Int[Array, "K"]:
-    """The tokens that followed the latest, longest match of the suffix; all `NO_TOKEN` without one.
+def lookup(tokens: Int[Array, "T"], length: Int[Array, ""], config: Config) -> Int[Array, "W K"]:
+    """The tokens that followed the latest, longest matches of the suffix; `NO_TOKEN` without a match.
 
-    A match so late that its continuation runs into the present is continued periodically.
+    Every branch begins with a token of its own. A match so late that its continuation runs into the
+    present is continued periodically.
     """
     ends = jnp.arange(tokens.shape[0])
     matched = jnp.zeros_like(ends)
@@ -79,10 +92,15 @@ def lookup(tokens: Int[Array, "T"], length: Int[Array, ""], config: Config) -> I
         wanted = jnp.where(length - 1 - back >= 0, tokens[jnp.maximum(length - 1 - back, 0)], NO_TOKEN)
         run &= (jnp.roll(tokens, back) == wanted) & (ends >= back)
         matched += run
-    # The longest match first, among equals the latest.
-    best = jnp.argmax(matched * tokens.shape[0] + ends)
-    best = jnp.where(matched.max() > 0, best, 0)
-    after = best + 1
-    period = jnp.maximum(length - after, 1)
-    found = tokens[after + jnp.arange(config.draft_length) % period]
-    return jnp.where(matched[best] >= config.min_ngram, found, NO_TOKEN)
+    following = jnp.roll(tokens, -1)
+    branches = []
+    for _ in range(config.num_branches):
+        # The longest match first, among equals the latest.
+        best = jnp.argmax(matched * tokens.shape[0] + ends)
+        best = jnp.where(matched.max() > 0, best, 0)
+        after = best + 1
+        period = jnp.maximum(length - after, 1)
+        found = tokens[after + jnp.arange(config.draft_length) % period]
+        branches.append(jnp.where(matched[best] >= config.min_ngram, found, NO_TOKEN))
+        matched = jnp.where(following == found[0], 0, matched)
+    return jnp.stack(branches)

@@ -14,19 +14,24 @@ from specjax.types import NO_TOKEN
 SIZE = 24
 
 
-def by_search(text: list[int], config: ngram.Config) -> list[int]:
-    """What followed the latest of the longest earlier matches of the text's end."""
+def by_search(text: list[int], config: ngram.Config) -> list[list[int]]:
+    """What followed the latest of the longest matches of the text's end, by different first tokens."""
+    branches: list[list[int]] = []
     for size in range(min(config.max_ngram, len(text) - 1), config.min_ngram - 1, -1):
         for end in range(len(text) - 1, size - 1, -1):
-            if text[end - size : end] == text[-size:]:
-                following = text[end:]
-                return [following[i % len(following)] for i in range(config.draft_length)]
-    return [NO_TOKEN] * config.draft_length
+            following = text[end:]
+            if text[end - size : end] == text[-size:] and following[0] not in [b[0] for b in branches]:
+                branches.append([following[i % len(following)] for i in range(config.draft_length)])
+    nothing = [[NO_TOKEN] * config.draft_length] * config.num_branches
+    return (branches + nothing)[: config.num_branches]
 
 
-@pytest.mark.parametrize(("max_ngram", "min_ngram"), [(1, 1), (3, 1), (3, 2), (5, 3)])
-def test_lookup_equals_a_search(max_ngram: int, min_ngram: int) -> None:
-    config = ngram.Config(draft_length=4, max_ngram=max_ngram, min_ngram=min_ngram)
+@pytest.mark.parametrize(
+    ("max_ngram", "min_ngram", "num_branches"),
+    [(1, 1, 1), (3, 1, 1), (3, 2, 1), (5, 3, 1), (3, 1, 3), (2, 2, 2)],
+)
+def test_lookup_equals_a_search(max_ngram: int, min_ngram: int, num_branches: int) -> None:
+    config = ngram.Config(4, max_ngram, min_ngram, num_branches)
     rng = np.random.default_rng(0)
     # What lies behind the length must not be read: it repeats the text's own tokens.
     texts = rng.integers(0, 3, size=(400, SIZE))
@@ -36,7 +41,12 @@ def test_lookup_equals_a_search(max_ngram: int, min_ngram: int) -> None:
     )
     wanted = [by_search(text[:length].tolist(), config) for text, length in zip(texts, lengths, strict=True)]
     assert found.tolist() == wanted
-    assert [NO_TOKEN] * 4 in wanted and len({tuple(row) for row in wanted}) > 20
+    assert [[NO_TOKEN] * 4] * num_branches in wanted and len({str(row) for row in wanted}) > 20
+
+
+def test_no_branches_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_branches is 0"):
+        ngram.Config(draft_length=1, max_ngram=1, num_branches=0)
 
 
 @pytest.mark.parametrize(("min_ngram", "max_ngram"), [(0, 2), (3, 2)])

@@ -62,12 +62,12 @@ def shape_of(config: Config) -> Shape:
 EXAMPLES = {
     "draft_model": Config("a noisy copy of the target", 2),
     "draft_model top-k": Config("a noisy copy of the target", 2, (2, 1), ProposalLaw.POINT_MASS.value),
-    "draft_model dynamic": Config(
-        "a noisy copy of the target", 2, (2, 2), ProposalLaw.POINT_MASS.value, num_nodes=5
-    ),
     "draft_model iid": Config("a noisy copy of the target", 2, (2, 1), ProposalLaw.IID_SIBLINGS.value),
     "draft_model without replacement": Config(
         "a noisy copy of the target", 2, (2, 1), ProposalLaw.SIBLINGS_WITHOUT_REPLACEMENT.value
+    ),
+    "draft_model dynamic": Config(
+        "a noisy copy of the target", 2, (2, 2), ProposalLaw.POINT_MASS.value, num_nodes=5
     ),
 }
 

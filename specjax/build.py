@@ -86,7 +86,7 @@ def build_method(config: ConfigDict) -> Built:
 
 def check_pair(drafter_name: str, drafter: Drafter, name: str, rule: ModuleType) -> None:
     """Raise ConfigError, naming rules that fit, where a rule may not judge a drafter's proposals."""
-    check_fit(drafter_name, drafter.law, drafter.num_nodes > drafter.max_depth + 1, name, rule)
+    check_fit(drafter_name, drafter.law, not drafter.is_chain, name, rule)
 
 
 def _check_same_tokens(source: str, drafts: Tokenizer | None, loaded: LoadedTarget) -> None:

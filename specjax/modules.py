@@ -64,16 +64,20 @@ def lossless_rules(law: ProposalLaw | None = None, is_tree: bool = False) -> lis
     """The lossless rules for any temperature that may judge proposals of `law`, or of some law."""
 
     def fits(rule: ModuleType) -> bool:
-        judges = law is None or law in rule.LAWS
-        judges &= not (is_tree and getattr(rule, "CHAINS_ONLY", False))
+        judges = law is None or may_judge(rule, law, is_tree)
         return judges and rule.LOSSLESS and not getattr(rule, "TEMPERATURE_ZERO_ONLY", False)
 
     return [name for name in module_names("verify") if fits(find_module("verify", name))]
 
 
+def may_judge(rule: ModuleType, law: ProposalLaw, is_tree: bool) -> bool:
+    """Whether the law is one of the rule's, and no tree comes to a rule for chains."""
+    return law in rule.LAWS and not (is_tree and getattr(rule, "CHAINS_ONLY", False))
+
+
 def check_fit(drafter: str, law: ProposalLaw, is_tree: bool, name: str, rule: ModuleType) -> None:
     """Raise ConfigError, naming rules that fit, where the rule may not judge such proposals."""
-    if law not in rule.LAWS or (is_tree and getattr(rule, "CHAINS_ONLY", False)):
+    if not may_judge(rule, law, is_tree):
         shape = "a tree of " if is_tree else ""
         raise ConfigError(
             f"the rule '{name}' cannot judge the drafter '{drafter}', whose proposals are {shape}"

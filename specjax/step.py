@@ -80,8 +80,7 @@ def speculative_step(
     draft, draft_state = drafter.propose(params, draft_keys, state.draft_state, context)
     draft = draft._replace(tokens=draft.tokens.at[:, 0].set(_pending(state)))
 
-    is_chain = drafter.num_nodes == drafter.max_depth + 1
-    mask = chain_mask(*draft.tokens.shape) if is_chain else ancestor_mask(draft.parents)
+    mask = chain_mask(*draft.tokens.shape) if drafter.is_chain else ancestor_mask(draft.parents)
     depth = depths(mask)
     positions = state.cache.length[:, None] + depth
     out = target.forward(params.target, draft.tokens, positions, mask, state.cache, drafter.features)
@@ -97,7 +96,7 @@ def speculative_step(
     num_drafted = jnp.where(draft.tokens == NO_TOKEN, 0, depth).max(-1)
     state = state._replace(keys=next_keys, cache=out.cache)
     state, info = _emit(
-        request, state, emitted, num_drafted, verdict.num_accepted, None if is_chain else verdict.path
+        request, state, emitted, num_drafted, verdict.num_accepted, None if drafter.is_chain else verdict.path
     )
     context = Context(state.tokens, state.length, request.warp)
     draft_state = drafter.observe(params, draft_state, draft, verdict, context, out.features)

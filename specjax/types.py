@@ -184,6 +184,11 @@ class Drafter(NamedTuple):
     law: ProposalLaw
     features: tuple[str, ...] = ()
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether its trees are chains."""
+        return self.num_nodes == self.max_depth + 1
+
 
 class Verify(Protocol):
     """`verify(keys, draft, target_probs, max_depth=D)` judges a draft against the target's warped law."""

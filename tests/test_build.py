@@ -14,7 +14,7 @@ from specjax.config import drafter_config, run_config
 from specjax.errors import ConfigError
 from specjax.models.functional import pack
 from specjax.modules import find_module, lossless_rules, module_names
-from specjax.types import ProposalLaw
+from specjax.types import Drafter, ProposalLaw
 from tests.model_folder import write_model
 
 
@@ -92,9 +92,9 @@ def test_rule_that_cannot_judge_a_drafter_is_refused_with_those_that_can() -> No
         build.check_pair("ngram", proposals(ProposalLaw.POINT_MASS), "narrow", narrow)
 
 
-def proposals(law: ProposalLaw, num_nodes: int = 3) -> SimpleNamespace:
+def proposals(law: ProposalLaw, num_nodes: int = 3) -> Drafter:
     """What a pair is judged by, of a drafter of depth 2."""
-    return SimpleNamespace(law=law, num_nodes=num_nodes, max_depth=2)
+    return Drafter(None, None, None, num_nodes, max_depth=2, law=law)
 
 
 def test_lossless_rules_hold_at_any_temperature() -> None:

@@ -20,6 +20,7 @@ import specjax.drafters
 import specjax.verify
 from specjax.decode import generate, new_tokens, row_keys, start
 from specjax.models.llama import LlamaConfig
+from specjax.modules import may_judge
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.testing import side_by_side, tree_drafter
@@ -101,12 +102,8 @@ class Case:
             )
         self.drafter: Drafter = module.build(example, target, architecture)
         self.params = ModelParams(params, weights)
-        is_tree = self.drafter.num_nodes > self.drafter.max_depth + 1
-        self.rules = [
-            rule
-            for rule in RULES.values()
-            if self.drafter.law in rule.LAWS and not (is_tree and getattr(rule, "CHAINS_ONLY", False))
-        ]
+        is_tree = not self.drafter.is_chain
+        self.rules = [rule for rule in RULES.values() if may_judge(rule, self.drafter.law, is_tree)]
         assert self.rules, f"no rule may judge specjax.drafters.{name}"
         self.num_traces = 0
 

@@ -81,6 +81,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
+    """An empty figure and its axes; ConfigError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -15,10 +15,10 @@ from specjax.errors import ConfigError
 from specjax.models.functional import make_target
 from specjax.prefill import read_prompt
 from specjax.proposals import Shape, draw_children, level_sizes, make_shape
-from specjax.sampling import warp_probs
+from specjax.sampling import split_keys, warp_probs
 from specjax.trees import dynamic
 from specjax.trees.dynamic import NO_SLOT
-from specjax.trees.topology import ancestor_mask, level_parents
+from specjax.trees.topology import ancestor_mask, chain_mask, level_parents
 from specjax.types import (
     NO_TOKEN,
     Context,
@@ -125,8 +125,8 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
         missing = context.length - cache.length
         offsets = jnp.arange(2)[None, :]
         unread = jnp.take_along_axis(context.tokens, cache.length[:, None] + offsets, axis=1)
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((2, 2), bool)), (batch, 2, 2))
-        out = model.forward(weights, unread, cache.length[:, None] + offsets, causal, cache)
+        positions = cache.length[:, None] + offsets
+        out = model.forward(weights, unread, positions, chain_mask(batch, 2), cache)
         logits = jnp.take_along_axis(out.logits, (missing - 1)[:, None, None], axis=1)
         return logits, kv.commit(out.cache, missing)
 
@@ -174,12 +174,12 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
 
     def grow_tree(weights: Params, keys, law: Float[Array, "B 1 V"], cache: KVCache, warp: Warp):
         batch = keys.shape[0]
-        by_depth = jax.vmap(lambda key: jax.random.split(key, max_depth))(keys)
+        by_depth = split_keys(keys, max_depth)
         tokens = [jnp.full((batch, 1), NO_TOKEN, jnp.int32)]
         laws = [law]
         first = 1
         for depth, size in enumerate(level_sizes(branching)[1:], start=1):
-            level = draw_children(by_depth[:, depth - 1], laws[-1], branching[depth - 1], shape.law)
+            level = draw_children(by_depth[depth - 1], laws[-1], branching[depth - 1], shape.law)
             parent_is_none = jnp.repeat(tokens[-1] == NO_TOKEN, branching[depth - 1], axis=1)
             tokens.append(jnp.where(parent_is_none & (depth > 1), NO_TOKEN, level))
             if depth == max_depth:

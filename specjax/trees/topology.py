@@ -60,10 +60,9 @@ def depths(mask: Bool[Array, "B N N"]) -> Int[Array, "B N"]:
 
 
 def path_to(
-    parents: Int[Array, "B N"], node: Int[Array, "B"], max_depth: int
+    ancestors: Bool[Array, "B N N"], node: Int[Array, "B"], max_depth: int
 ) -> tuple[Int[Array, "B D1"], Int[Array, "B"]]:
     """The nodes from the root to `node` of each row, and its depth; entries beyond it are the root."""
-    ancestors = ancestor_mask(parents)
     depth = depths(ancestors)
     own = jnp.take_along_axis(ancestors, node[:, None, None], axis=1)[:, 0]
     at_depth = own[:, None] & (depth[:, None] == jnp.arange(max_depth + 1)[None, :, None])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.sampling import point_mass, sample, split_keys, uniform, without
-from specjax.trees.topology import path_to
+from specjax.trees.topology import ancestor_mask, path_to
 from specjax.types import NO_TOKEN, ROOT, Draft, ProposalLaw, Verdict
 from specjax.verify.block import carried_weight, weight_after
 
@@ -44,7 +44,7 @@ def traverse(
     try_keys, next_keys = split_keys(keys, 2)
     judge = functools.partial(_judge_row, max_depth=max_depth, replaced=replaced)
     last, law = jax.vmap(judge)(uniform(try_keys, num_nodes), draft, target_probs)
-    path, num_accepted = path_to(draft.parents, last, max_depth)
+    path, num_accepted = path_to(ancestor_mask(draft.parents), last, max_depth)
     return Verdict(path, num_accepted, sample(next_keys, law))
 
 

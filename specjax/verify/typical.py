@@ -50,6 +50,6 @@ def verify(
     ancestors = ancestor_mask(draft.parents)
     reached = ~(ancestors & ~passes[:, None]).any(-1)
     last = jnp.argmax(jnp.where(reached, depths(ancestors), -1), axis=1).astype(jnp.int32)
-    path, num_accepted = path_to(draft.parents, last, max_depth)
+    path, num_accepted = path_to(ancestors, last, max_depth)
     law = jnp.take_along_axis(target_probs, last[:, None, None], axis=1)[:, 0]
     return Verdict(path, num_accepted, sample(keys, law))

@@ -16,7 +16,6 @@ LABELS = {"x_label": "K", "y_label": "tokens"}
 
 
 def test_lines_and_points() -> None:
-    pytest.importorskip("matplotlib")
     series = {"a": Series([1, 2], [3.0, 4.0]), "b": Series(np.arange(2), np.ones(2), errors=[0.1, 0.2])}
     for draw in (plots.lines, plots.scatter):
         figure = draw(series, **LABELS, title="title")
@@ -26,7 +25,6 @@ def test_lines_and_points() -> None:
 
 
 def test_histogram() -> None:
-    pytest.importorskip("matplotlib")
     figure = plots.histogram([0.4, 0.6], [0.41, 0.59], first=1, x_label="tokens")
     (axes,) = figure.axes
     assert [bar.get_height() for bar in axes.patches] == [0.4, 0.6, 0.41, 0.59]
@@ -35,7 +33,6 @@ def test_histogram() -> None:
 
 
 def test_files_are_small_and_the_same_every_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     for name in ("a.png", "b.png"):
         plots.save(plots.lines({"a": Series([1, 2], [3.0, 4.0])}, **LABELS), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -1,7 +1,7 @@
 """Every compiled rule against its reference in fractions: the joint law of drafts, path and next token.
 
 A million rows an instance; the trees are drawn from the instance's exact law and fed to the jitted rule.
-Chi-square over all cells (those expected fewer than 5 times are pooled), corrected by Holm over the family;
+Chi-square over all cells (the rarest are pooled), corrected by Holm over the family;
 a deviation of total variation 0.01 spread over the cells is found with a power above 0.9 on every
 instance (`test_power`), and the rules for the wrong kind of sibling are found on every tree.
 """
@@ -21,11 +21,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from specjax.config import rule_options
 from specjax.decode import row_keys
-from specjax.eval.exactness import rational, rational_rules
-from specjax.modules import find_module, module_names
+from specjax.eval.exactness import rational
+from specjax.eval.exactness.reference import reference
+from specjax.eval.exactness.statistics import chi_square, holm
+from specjax.modules import find_module, may_judge, module_names
 from specjax.types import Draft, ProposalLaw
-from specjax.verify import multi_round, traversal, typical, without_replacement
+from specjax.verify import multi_round, traversal, without_replacement
 
 pytestmark = pytest.mark.slow
 
@@ -54,16 +57,9 @@ INSTANCES = [
 
 def reference_of(name: str) -> rational.Rule:
     """The rule in fractions that the compiled rule of this name implements."""
-    traversing = rational_rules.traversal
-    return {
-        "traversal": functools.partial(traversing, is_without_replacement=False),
-        "traversal_without_replacement": functools.partial(traversing, is_without_replacement=True),
-        "typical": functools.partial(
-            rational_rules.typical,
-            epsilon=Fraction(str(typical.Config.epsilon)),
-            delta=Fraction(str(typical.Config.delta)),
-        ),
-    }.get(name) or rational_rules.RULES[name]
+    rule = reference(name, rule_options(name, {}))
+    assert rule is not None, f"specjax.verify.{name} has no reference in fractions"
+    return rule
 
 
 class Case(NamedTuple):
@@ -88,8 +84,7 @@ def make_case(number: int) -> Case:
     rules = {}
     for name in module_names("verify"):
         rule = find_module("verify", name)
-        is_tree = rational.depth(parents) < len(parents) - 1
-        if law in rule.LAWS and not (is_tree and getattr(rule, "CHAINS_ONLY", False)):
+        if may_judge(rule, law, is_tree=rational.depth(parents) < len(parents) - 1):
             rules[name] = rule
     return Case(instance, drawn, rules)
 
@@ -145,38 +140,17 @@ def exact_law(case: Case, rule: rational.Rule) -> np.ndarray:
     return law
 
 
-def p_value(counts: np.ndarray, law: np.ndarray) -> float:
-    """Of Pearson's chi-square; 0 where something came that cannot."""
-    expected, counts = law.ravel() * counts.sum(), counts.ravel()
-    if counts[expected == 0].any():
-        return 0.0
-    small = expected < 5
-    expected = np.append(expected[~small], expected[small].sum())
-    counts = np.append(counts[~small], counts[small].sum())
-    held = expected > 0
-    return float(stats.chisquare(counts[held], expected[held] * counts.sum() / expected[held].sum()).pvalue)
-
-
-def holm(p_values: dict[str, float]) -> list[str]:
-    """What is rejected at the 5 % level, corrected over the family."""
-    ordered = sorted(p_values, key=p_values.__getitem__)
-    for number, name in enumerate(ordered):
-        if p_values[name] > LEVEL / (len(ordered) - number):
-            return ordered[:number]
-    return ordered
-
-
 def test_every_rule_has_the_joint_law_of_its_reference() -> None:
     found = {}
     for number in range(len(INSTANCES)):
         case = make_case(number)
         for name, rule in case.rules.items():
             law = exact_law(case, reference_of(name))
-            found[f"{name} {case.instance.law.value} {number}"] = p_value(
-                sampled_counts(case, rule.verify, seed=number), law
-            )
+            counts = sampled_counts(case, rule.verify, seed=number)
+            found[f"{name} {case.instance.law.value} {number}"] = chi_square(counts, law).p_value
     assert len(found) > 25
-    assert not holm(found), {name: found[name] for name in holm(found)}
+    rejected = holm(list(found.values()), LEVEL)
+    assert not any(rejected), [pair for pair, bad in zip(found.items(), rejected, strict=True) if bad]
 
 
 def test_rules_for_other_siblings_are_found() -> None:
@@ -187,9 +161,8 @@ def test_rules_for_other_siblings_are_found() -> None:
         (drawn_together, "traversal_without_replacement", traversal),
         (drawn_apart, "multi_round", without_replacement),
     ]:
-        assert (
-            p_value(sampled_counts(case, wrong.verify, seed=9), exact_law(case, reference_of(right))) < SURE
-        )
+        counts = sampled_counts(case, wrong.verify, seed=9)
+        assert chi_square(counts, exact_law(case, reference_of(right))).p_value < SURE
 
 
 @pytest.mark.parametrize("number", range(len(INSTANCES)))

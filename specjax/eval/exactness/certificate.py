@@ -13,7 +13,7 @@ from specjax.eval.exactness.reference import worst_total_variation
 from specjax.eval.exactness.sampling import Group, Sampler, counts_of, fit
 from specjax.eval.exactness.statistics import holm, kl, smallest_total_variation, total_variation
 from specjax.eval.exactness.subjects import Subject
-from specjax.modules import Rule
+from specjax.modules import Rule, may_judge
 from specjax.step import Method
 from specjax.testing import side_by_side, unverified
 from specjax.types import Drafter
@@ -44,9 +44,8 @@ class Candidate(NamedTuple):
         return getattr(self.module, "TEMPERATURE_ZERO_ONLY", False)
 
     def may_judge(self, drafter: Drafter) -> bool:
-        """Whether the drafter's law is one of the rule's, and no tree comes to a rule for chains."""
-        only_chains = getattr(self.module, "CHAINS_ONLY", False)
-        return drafter.law in self.module.LAWS and (is_chain(drafter) or not only_chains)
+        """Whether it is a rule for the drafter's proposals."""
+        return may_judge(self.module, drafter.law, not drafter.is_chain)
 
 
 class Settings(NamedTuple):
@@ -55,11 +54,6 @@ class Settings(NamedTuple):
     samples: int
     instances: int
     seed: int
-
-
-def is_chain(drafter: Drafter) -> bool:
-    """Whether its trees are chains."""
-    return drafter.num_nodes == drafter.max_depth + 1
 
 
 def pairs_of(subject: Subject, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Group]]:
@@ -149,7 +143,7 @@ def _exact(candidate: Candidate, drafter: Drafter, settings: Settings) -> float 
         candidate.name,
         tuple(candidate.options.items()),
         drafter.law,
-        is_chain=is_chain(drafter),
+        is_chain=drafter.is_chain,
         is_greedy=candidate.is_greedy,
         instances=settings.instances,
         seed=settings.seed,

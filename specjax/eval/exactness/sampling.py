@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.decode import generate, prefill, prepare, row_keys
 from specjax.eval.exactness.statistics import IMPOSSIBLE, Fit, chi_square
 from specjax.step import Method
+from specjax.trees.topology import chain_mask
 from specjax.types import ModelParams, Params, Target, Warp
 
 NEW_TOKENS = 3
@@ -88,8 +89,8 @@ def model_law(target: Target, params: Params, group: Group, width: int) -> np.nd
 def _read(target: Target, params: Params, texts: Int[Array, "B T"]) -> Float[Array, "B T V"]:
     batch, size = texts.shape
     positions = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (batch, size, size))
-    return target.forward(params, texts, positions, causal, target.init_cache(batch, size)).logits
+    mask = chain_mask(batch, size)
+    return target.forward(params, texts, positions, mask, target.init_cache(batch, size)).logits
 
 
 class Sampler:

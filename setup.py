@@ -6,12 +6,19 @@ from setuptools import find_packages, setup
 
 PLOTS = ["matplotlib>=3.10"]
 
+# jax's own extras name the compilers that fit it: libtpu, and the CUDA plug-in without the CUDA libraries.
+# Of those, compiling needs ptxas and libdevice, which come with nvcc.
+AOT = ["jax[tpu,cuda12-local]", 'nvidia-cuda-nvcc-cu12>=12.8; sys_platform == "linux"']
+
+TRAIN = ["grain>=0.2.12", "array-record>=0.7", "tensorboardX>=2.6"]
+
 TEST = [
     "pytest>=8.3",
     "pytest-xdist>=3.6",
     "chex>=0.1.90",
     "hypothesis>=6.130",
     *PLOTS,
+    *TRAIN,
     # The parity tests compare with one version of torch; elsewhere they skip themselves.
     'torch==2.13.0; python_version < "3.12"',
     'transformers>=5.0,<6; python_version < "3.12"',
@@ -28,7 +35,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["specjax", "specjax.*"]),
-    package_data={"specjax.data": ["prompts/*.jsonl"], "specjax.kernels": ["*.h", "*/*.cc"]},
+    package_data={
+        "specjax.data": ["prompts/*.jsonl", "prompts/*.txt"],
+        "specjax.zoo": ["*/*"],
+        "specjax.kernels": ["*.h", "*/*.cc"],
+    },
     install_requires=[
         "jax>=0.10.2",
         "jaxlib>=0.10.2",
@@ -49,8 +60,9 @@ setup(
     extras_require={
         "cuda": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
+        "aot": AOT,
         "hub": ["huggingface_hub>=1.0"],
-        "train": ["grain>=0.2.12"],
+        "train": TRAIN,
         "plots": PLOTS,
         "test": TEST,
         # A new minor version of ruff may format differently, so it is held within one.

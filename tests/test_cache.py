@@ -6,6 +6,8 @@ Garbage behind the length is finite here: slots that no node sees have the weigh
 from __future__ import annotations
 
 import functools
+import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +15,15 @@ import numpy as np
 import pytest
 
 from specjax import cache as kv
+from specjax.decode import rollout, row_keys, start
+from specjax.drafters import self_speculative
 from specjax.models.functional import make_target, stack_layers
 from specjax.prefill import read_prompt
+from specjax.sampling import make_warp
+from specjax.step import Method
 from specjax.trees.topology import ancestor_mask, depths
-from specjax.types import NO_PARENT, KVCache, Params, Target
+from specjax.types import NO_PARENT, KVCache, ModelParams, Params, Target
+from specjax.verify import greedy
 
 CAPACITY = 24
 
@@ -87,6 +94,66 @@ def test_rollback_of_a_chain_refused_at_its_third_token(tiny_target: Target, tin
     np.testing.assert_allclose(read_next, from_fresh, atol=1e-5)
 
 
+NUM_NODES = 8
+# How many nodes each row of each batch keeps: every number, 0 for a row that has ended.
+KEPT = np.random.default_rng(2).permutation([*range(NUM_NODES + 1), 1, 4, NUM_NODES]).reshape(4, 3)
+
+
+class Accepted(NamedTuple):
+    """A written tree in each row, the path that was accepted, and the text it leaves."""
+
+    written: KVCache
+    path: np.ndarray
+    kept: np.ndarray
+    ends: np.ndarray
+    texts: np.ndarray
+
+
+def accept_random_paths(
+    target: Target, params: Params, rng: np.random.Generator, kept: np.ndarray
+) -> Accepted:
+    """Rows of different lengths with random trees, in each a random path of `kept` nodes."""
+    batch = len(kept)
+    lengths = rng.permutation([9, 3, 6])
+    texts = rng.integers(0, 32, size=(batch, 9 + NUM_NODES))
+    prefix = read(target, params, jnp.asarray(texts[:, :9]))._replace(length=jnp.asarray(lengths))
+    tree = rng.integers(0, 32, size=(batch, NUM_NODES))
+    parents = np.array(
+        [[NO_PARENT, *(rng.integers(0, i) for i in range(1, NUM_NODES))] for _ in range(batch)]
+    )
+    path = rng.integers(0, NUM_NODES, size=(batch, NUM_NODES))  # what is beyond the kept means nothing
+    for row, count in enumerate(kept):
+        drafts = rng.choice(np.arange(1, NUM_NODES), size=max(count - 1, 0), replace=False)
+        nodes = [0, *sorted(drafts)][:count]
+        path[row, :count] = nodes
+        parents[row, nodes[1:]] = nodes[:-1]
+        texts[row, lengths[row] : lengths[row] + count] = tree[row, nodes]
+    _, written = run_tree(target, params, jnp.asarray(tree), jnp.asarray(parents), prefix)
+    return Accepted(written, path, kept, lengths + kept, texts)
+
+
+def deviations(found: KVCache, wanted: KVCache, ends: np.ndarray) -> list[float]:
+    """How far two caches are apart in each row, in the slots below its end."""
+    return [
+        max(
+            float(np.abs(mine - other).max())
+            for mine, other in zip(slots_below(found, row, end), slots_below(wanted, row, end), strict=True)
+        )
+        for row, end in enumerate(ends)
+    ]
+
+
+commit_in_place = jax.jit(kv.commit, donate_argnums=0)
+
+
+def compacted(case: Accepted, path: np.ndarray | None) -> KVCache:
+    """The cache after a path, in the place of a copy of the one that was written."""
+    given = jax.tree.map(jnp.copy, case.written)
+    done = commit_in_place(given, jnp.asarray(case.kept), None if path is None else jnp.asarray(path))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((given.keys, given.values)))
+    return done
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_paths_through_random_trees_equal_a_fresh_prefill(
     tiny_config, tiny_params: Params, stacked: bool
@@ -94,36 +161,83 @@ def test_paths_through_random_trees_equal_a_fresh_prefill(
     target = make_target(tiny_config, stacked=stacked)
     params = stack_layers(tiny_params) if stacked else tiny_params
     rng = np.random.default_rng(1)
-    lengths = np.array([9, 3, 6])
-    prompts = rng.integers(0, 32, size=(3, 9))
-    prefix = read(target, params, jnp.asarray(prompts))._replace(length=jnp.asarray(lengths))
-    for _ in range(4):
-        parents = np.array([[NO_PARENT, *(rng.integers(0, i) for i in range(1, 8))] for _ in range(3)])
-        tree = rng.integers(0, 32, size=(3, 8))
-        _, written = run_tree(target, params, jnp.asarray(tree), jnp.asarray(parents), prefix)
-        path = np.zeros((3, 8), np.int32)
-        kept = np.zeros(3, np.int32)
-        for row in range(3):
-            nodes = [int(rng.integers(4, 8))]
-            while nodes[0]:
-                nodes.insert(0, int(parents[row, nodes[0]]))
-            path[row, : len(nodes)], kept[row] = nodes, len(nodes)
-        done = jax.jit(kv.commit)(written, jnp.asarray(kept), jnp.asarray(path))
-        assert done.length.tolist() == (lengths + kept).tolist()
+    for kept in KEPT:
+        case = accept_random_paths(target, params, rng, kept)
+        fresh = read(target, params, jnp.asarray(case.texts))._replace(length=jnp.asarray(case.ends))
+        following = jnp.asarray(rng.integers(0, 32, size=(3, 1))), jnp.full((3, 1), NO_PARENT)
+        wanted, _ = run_tree(target, params, *following, fresh)
 
-        texts = np.zeros((3, 16), np.int64)
-        for row, (length, count) in enumerate(zip(lengths, kept, strict=True)):
-            texts[row, :length] = prompts[row, :length]
-            texts[row, length : length + count] = tree[row, path[row, :count]]
-        fresh = read(target, params, jnp.asarray(texts))
-        for row, end in enumerate(lengths + kept):
-            for found, wanted in zip(slots_below(done, row, end), slots_below(fresh, row, end), strict=True):
-                np.testing.assert_allclose(found, wanted, atol=2e-5)
-        next_token = jnp.asarray(rng.integers(0, 32, size=(3, 1)))
-        root = jnp.full((3, 1), NO_PARENT)
-        found, _ = run_tree(target, params, next_token, root, done)
-        wanted, _ = run_tree(target, params, next_token, root, fresh._replace(length=done.length))
-        np.testing.assert_allclose(found, wanted, atol=1e-4)
+        done = compacted(case, case.path)
+        assert done.length.tolist() == case.ends.tolist()
+        assert max(deviations(done, fresh, case.ends)) < 2e-5
+        logits, _ = run_tree(target, params, *following, done)
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+        # The negative controls, seen by the same comparison: another last node, and nothing moved.
+        row = int(np.argmax(kept))
+        other = case.path.copy()
+        other[row, kept[row] - 1] = (other[row, kept[row] - 1] + 1) % NUM_NODES
+        moved_rows = [r for r in range(3) if (case.path[r, : kept[r]] != np.arange(kept[r])).any()]
+        for path, rows in ((other, [row]), (None, moved_rows)):
+            wrong = compacted(case, path)
+            apart = deviations(wrong, fresh, case.ends)
+            logits, _ = run_tree(target, params, *following, wrong)
+            for r in rows:
+                assert apart[r] > 1e-2
+                assert np.abs(logits[r] - wanted[r]).max() > 1e-3
+
+
+def cache_operations(program: str, cache: KVCache) -> set[str]:
+    """The operations of a compiled program whose result is as large as a layer's keys."""
+    sizes = ",".join(map(str, jax.tree.leaves(cache.keys)[0].shape))
+    return set(re.findall(rf"= f32\[{sizes}\]\S* ([\w-]+)\(", program))
+
+
+PASSED_ON = {"parameter", "get-tuple-element"}
+WRITTEN_IN_PLACE = {"fusion", "dynamic-update-slice", "scatter"}
+
+
+def test_a_chain_moves_nothing_and_a_path_only_itself() -> None:
+    cache = kv.init_cache(2, 500, num_layers=2, num_heads=2, head_dim=8, dtype=jnp.float32)
+    path = jnp.zeros((2, 4), jnp.int32)
+    chain, tree = (
+        commit_in_place.lower(cache, cache.length, *given).compile().as_text() for given in ((), (path,))
+    )
+    assert cache_operations(chain, cache) == {"parameter"}
+    assert cache_operations(tree, cache) <= PASSED_ON | WRITTEN_IN_PLACE
+    # The negative control: a cache that is not given away has to be copied.
+    kept = jax.jit(kv.commit).lower(cache, cache.length, path).compile().as_text()
+    assert "copy" in cache_operations(kept, cache)
+
+
+@pytest.mark.parametrize("branching", [(), (2, 2, 1)])
+def test_rounds_write_the_cache_in_place(
+    tiny_target: Target, tiny_params: Params, branching: tuple[int, ...]
+) -> None:
+    config = self_speculative.Config(
+        draft_length=3, skip_layers=(1,), branching=branching, proposal="point_mass"
+    )
+    method = Method(tiny_target, self_speculative.build(config, tiny_target), greedy.verify)
+    params = ModelParams(tiny_params, {})
+    request, state = start(
+        method,
+        params,
+        [[1, 2, 3], [4, 5]],
+        max_new_tokens=20,
+        warp=make_warp(2),
+        keys=row_keys(0, [0, 1]),
+        capacity=500,
+    )
+    compiled = rollout.lower(method, params, request, state, 3).compile()
+    assert cache_operations(compiled.as_text(), state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
+    caches = state.cache.keys, state.cache.values, state.draft_state.cache.keys
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
+    assert compiled.memory_analysis().alias_size_in_bytes >= size
+    places = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(caches)}
+    after, _ = compiled(params, request, state)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(caches))
+    caches = after.cache.keys, after.cache.values, after.draft_state.cache.keys
+    assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(caches)} == places
 
 
 def test_rows_write_and_keep_different_numbers_of_nodes() -> None:

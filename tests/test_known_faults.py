@@ -23,6 +23,7 @@ from specjax.eval.exactness import subjects
 from specjax.proposals import Shape
 from specjax.sampling import make_warp
 from specjax.testing import tabulated_target
+from specjax.trees import static
 from specjax.types import NO_TOKEN, Context, Draft, ModelParams, ProposalLaw, Warp
 from specjax.verify import rejection, target_only
 
@@ -33,7 +34,7 @@ TARGET_TABLE, DRAFT_TABLE = subjects.random_tables()
 VOCAB = subjects.VOCAB
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 0, 2], [6]]
 END = 3  # of the texts
-CHAIN = Shape((1, 1, 1), ProposalLaw.CHAIN)
+CHAIN = Shape(ProposalLaw.CHAIN, static.chain(3))
 
 
 def drafting(temperature: float, with_drafter: bool = True):

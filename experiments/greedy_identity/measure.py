@@ -72,7 +72,13 @@ def main() -> None:
             Method(
                 target,
                 self_speculative.build(
-                    self_speculative.Config(3, SKIP_LAYERS, (3, 2, 1), "point_mass"), target
+                    self_speculative.Config(
+                        draft_length=3,
+                        skip_layers=SKIP_LAYERS,
+                        branching=(3, 2, 1),
+                        proposal="point_mass",
+                    ),
+                    target,
                 ),
                 multi_round.verify,
             ),
@@ -82,7 +88,9 @@ def main() -> None:
             Method(
                 target,
                 draft_model.build(
-                    draft_model.Config(args.target, 4, (4, 4, 4, 4), "point_mass", num_nodes=12),
+                    draft_model.Config(
+                        args.target, draft_length=4, branching=(4,) * 4, proposal="point_mass", num_nodes=12
+                    ),
                     target,
                     loaded.config,
                 ),

@@ -99,7 +99,9 @@ def main() -> None:
     skipped = tuple(i for i in range(config.num_layers) if i not in kept)
     thinned = make_target(dataclasses.replace(config, num_layers=len(kept)))
     thinned_weights = keep_layers(weights, kept)
-    self_drafter = self_speculative.build(self_speculative.Config(length, skipped), target)
+    self_drafter = self_speculative.build(
+        self_speculative.Config(draft_length=length, skip_layers=skipped), target
+    )
     verification = (target, weights, length + 1)
     # A draft model reads two tokens first, then one at a time.
     drafting = [(thinned, thinned_weights, 2)] + [(thinned, thinned_weights, 1)] * (length - 1)

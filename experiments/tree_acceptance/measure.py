@@ -96,7 +96,9 @@ def short_prompts(path: str, tokenizer) -> list[tuple[str, list[int]]]:
 
 def make_method(loaded, rule: str, proposal: str) -> Method:
     branching = () if proposal == "chain" else BRANCHING
-    config = self_speculative.Config(DRAFT_LENGTH, SKIP_LAYERS, branching, proposal)
+    config = self_speculative.Config(
+        draft_length=DRAFT_LENGTH, skip_layers=SKIP_LAYERS, branching=branching, proposal=proposal
+    )
     drafter = self_speculative.build(config, loaded.target)
     return Method(loaded.target, drafter, find_module("verify", rule).verify)
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.errors import ConfigError
-from specjax.proposals import Shape, make_shape
+from specjax.proposals import Shape
+from specjax.trees import static
 from specjax.types import NO_PARENT, NO_TOKEN, ROOT, Context, Draft, Drafter, ProposalLaw, Target
 
 
@@ -38,10 +39,12 @@ class Config:
                 f"min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they need 1 <= min <= max"
             )
 
-
-def shape_of(config: Config) -> Shape:
-    """A bundle of chains of certain tokens."""
-    return make_shape(config.draft_length, (config.num_branches,), ProposalLaw.POINT_MASS.value)
+    @property
+    def shape(self) -> Shape:
+        """A bundle of chains of certain tokens."""
+        branches = range(self.num_branches)
+        paths = [(branch, *[0] * depth) for branch in branches for depth in range(self.draft_length)]
+        return Shape(ProposalLaw.POINT_MASS, static.from_paths(paths))
 
 
 # Small settings that the contract tests and the certificate build it with.

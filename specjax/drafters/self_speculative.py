@@ -8,30 +8,15 @@ from typing import Any
 from specjax.drafters.draft_model import model_drafter
 from specjax.errors import ConfigError
 from specjax.models.functional import keep_layers, make_target
-from specjax.proposals import Shape, make_shape
-from specjax.types import Drafter, ProposalLaw, Target
+from specjax.proposals import TreeConfig
+from specjax.types import Drafter, Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Trees of depth `draft_length` from the target without the layers `skip_layers`, counted from 0.
+class Config(TreeConfig):
+    """Drafts of the target without the layers `skip_layers`, counted from 0."""
 
-    `branching`, `proposal` and `num_nodes` are those of `draft_model`.
-    """
-
-    draft_length: int
     skip_layers: tuple[int, ...]
-    branching: tuple[int, ...] = ()
-    proposal: str = ProposalLaw.CHAIN.value
-    num_nodes: int | None = None
-
-    def __post_init__(self) -> None:
-        shape_of(self)
-
-
-def shape_of(config: Config) -> Shape:
-    """The trees that a config asks for."""
-    return make_shape(config.draft_length, config.branching, config.proposal, config.num_nodes)
 
 
 # Small settings that the contract tests and the certificate build it with.
@@ -58,5 +43,5 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     return model_drafter(
         make_target(thinned, dtype=target.dtype),
         lambda params: keep_layers(params.target, kept),
-        shape_of(config),
+        config.shape,
     )

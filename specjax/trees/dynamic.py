@@ -80,9 +80,12 @@ def likeliest(
 ) -> tuple[Int[Array, "B W K"], Float[Array, "B W K"]]:
     """The likeliest tokens of each law and their log-probabilities, best first, of equals the first token."""
     logits = logits.astype(jnp.float32)
-    best, tokens = top_k(logits, num_children)
-    log_probs = best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return jnp.where(best > -jnp.inf, tokens, NO_TOKEN), log_probs
+    # Behind the barrier, for XLA on CPU sorts the whole vocabulary where it sees slices of a top-k.
+    best, tokens = jax.lax.optimization_barrier(top_k(logits, num_children))
+    # The best is the largest: a logsumexp would search for it once more.
+    largest = best[..., :1]
+    total = jnp.exp(logits - largest).sum(-1, keepdims=True)
+    return jnp.where(best > -jnp.inf, tokens, NO_TOKEN), best - largest - jnp.log(total)
 
 
 def covering(

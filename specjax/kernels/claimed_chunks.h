@@ -15,15 +15,10 @@
 
 namespace specjax {
 
-constexpr int64_t kLanes = 8;
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float))));
-
-inline Vector Load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-
-inline float Sum(Vector v) {
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
-  return sum;
+// Whether elements of this type may be read from there; nullptr is never read.
+template <typename Element>
+bool IsAligned(const Element* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % alignof(Element) == 0;
 }
 
 // Runs work(i) for every i below num_chunks and returns when all are done.

@@ -19,8 +19,8 @@ from specjax.storage import cache_folder
 
 HERE = Path(__file__).parent
 SOURCES = (HERE / "small_matmul" / "cpu.cc", HERE / "tree_attention" / "cpu.cc")
-HEADERS = (HERE / "claimed_chunks.h",)
-SYMBOLS = ("specjax_small_matmul", "specjax_tree_attention")
+HEADERS = (HERE / "claimed_chunks.h", HERE / "vectors.h")
+SYMBOLS = ("specjax_small_matmul", "specjax_scaled_matmul", "specjax_tree_attention")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC", "-pthread")
 
 
@@ -48,11 +48,13 @@ def is_available() -> bool:
 def build(compiler: str) -> Path:
     """The shared library for these sources, compiler, processor and jax, compiled unless it is there already.
 
+    The environment variable SPECJAX_CXXFLAGS adds flags for the compiler.
     Raises CalledProcessError where the compiler fails, OSError where the cache folder cannot be written.
     """
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
-    parts = (*texts, version, " ".join(FLAGS), _processor(), jax.__version__)
+    flags = (*FLAGS, *os.environ.get("SPECJAX_CXXFLAGS", "").split())
+    parts = (*texts, version, " ".join(flags), _processor(), jax.__version__)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
     library = folder / f"cpu-{digest}.so"
@@ -61,7 +63,7 @@ def build(compiler: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as staging:
             built = Path(staging) / library.name
             includes = [f"-I{HERE}", f"-I{jax.ffi.include_dir()}"]
-            command = [compiler, *FLAGS, *includes, *map(str, SOURCES), "-o", str(built)]
+            command = [compiler, *flags, *includes, *map(str, SOURCES), "-o", str(built)]
             subprocess.run(command, capture_output=True, text=True, check=True)
             os.replace(built, library)
     return library

@@ -10,33 +10,59 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from specjax.kernels.small_matmul import small_matmul
+from specjax.kernels.small_matmul import row_sums, small_matmul
 
 
-def _weight(shape: tuple[int, ...], rngs: nnx.Rngs, dtype) -> nnx.Param:
-    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype))
+def activation_dtype(dtype) -> jnp.dtype:
+    """What a model with weights of `dtype` computes and caches in: float32 for int8, else the same."""
+    return jnp.dtype(jnp.float32 if dtype == jnp.int8 else dtype)
+
+
+def _weight(shape: tuple[int, int], rngs: nnx.Rngs, dtype) -> nnx.Param:
+    # Nobody draws integers: `models.quantize` makes them.
+    is_int8 = dtype == jnp.int8
+    return nnx.Param(
+        jnp.zeros(shape, dtype) if is_int8 else 0.02 * jax.random.normal(rngs.params(), shape, dtype)
+    )
+
+
+def _scale(size: int, dtype) -> nnx.Param | None:
+    return nnx.Param(jnp.ones((size,), jnp.float32)) if dtype == jnp.int8 else None
 
 
 class Linear(nnx.Module):
-    """x [.., in] -> [.., out], with `weight` [out, in] and an optional `bias` [out]."""
+    """x [.., in] -> [.., out], with `weight` [out, in], its `scale` [out] in int8, and perhaps a `bias`."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype, rngs: nnx.Rngs):
         self.weight = _weight((out_size, in_size), rngs, dtype)
-        self.bias = nnx.Param(jnp.zeros((out_size,), dtype)) if bias else None
+        self.scale = _scale(out_size, dtype)
+        self.bias = nnx.Param(jnp.zeros((out_size,), activation_dtype(dtype))) if bias else None
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
-        y = project(x, self.weight[...])
+        y = project(x, self.weight[...], None if self.scale is None else self.scale[...])
         return y if self.bias is None else y + along_last(self.bias[...], y)
 
 
 class Embedding(nnx.Module):
-    """Tokens to vectors through `weight` [V, H]; negative tokens read row 0, and nobody reads the result."""
+    """Tokens to vectors through `weight` [V, H], in int8 with its `scale` [V].
+
+    Negative tokens read row 0, and nobody reads the result.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype, rngs: nnx.Rngs):
         self.weight = _weight((vocab_size, hidden_size), rngs, dtype)
+        self.scale = _scale(vocab_size, dtype)
 
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B H"]:
-        return jnp.take(self.weight[...], jnp.maximum(tokens, 0), axis=0)
+        tokens = jnp.maximum(tokens, 0)
+        vectors = jnp.take(self.weight[...], tokens, axis=0)
+        if self.scale is None:
+            return vectors
+        return vectors.astype(jnp.float32) * jnp.take(self.scale[...], tokens)[..., None]
+
+    def unembed(self, hidden: Float[Array, "*B H"]) -> Float[Array, "*B V"]:
+        """Logits through the same weights: a tied head."""
+        return project(hidden, self.weight[...], None if self.scale is None else self.scale[...])
 
 
 class RMSNorm(nnx.Module):
@@ -44,11 +70,12 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, size: int, *, eps: float, dtype):
         self.eps = eps
-        self.weight = nnx.Param(jnp.ones((size,), dtype))
+        self.weight = nnx.Param(jnp.ones((size,), activation_dtype(dtype)))
 
     def __call__(self, x: Float[Array, "*B H"]) -> Float[Array, "*B H"]:
         wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        mean_square = row_sums(jnp.square(wide)) / x.shape[-1]
+        wide = wide * jax.lax.rsqrt(mean_square + self.eps)
         return along_last(self.weight[...], x) * wide.astype(x.dtype)
 
 
@@ -57,10 +84,14 @@ def along_last(vector: Float[Array, "H"], x: Float[Array, "*B H"]) -> Float[Arra
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
-def project(x: Float[Array, "*B I"], weight: Float[Array, "O I"]) -> Float[Array, "*B O"]:
-    """x @ weight.T at the highest precision of the dtype."""
+def project(
+    x: Float[Array, "*B I"],
+    weight: Float[Array, "O I"] | Int[Array, "O I"],
+    scale: Float[Array, "O"] | None = None,
+) -> Float[Array, "*B O"]:
+    """x @ weight.T at the highest precision of x's dtype, int8 outputs times their `scale`."""
     rows = x.reshape(-1, x.shape[-1])
-    return small_matmul(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
+    return small_matmul(rows, weight, scale).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def rotate(

@@ -28,7 +28,7 @@ from specjax.modules import check_fit, find_module, lossless_rules
 from specjax.sampling import make_warp
 from specjax.types import ModelParams
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 FIELDS = {
     "task": Field(str, "compare", "this task"),
@@ -52,7 +52,7 @@ FIELDS = {
     "seed": Field(int, 0, "of the sampling; no effect at temperature 0"),
     "repeats": Field(int, 1, "times each prompt is decoded; the median time counts"),
     "stacked_layers": Field(bool, False, "scan over one block: compiles faster, runs slower on CPU"),
-    "dtype": Field(str, "float32", f"of weights and caches: {', '.join(DTYPES)}"),
+    "dtype": Field(str, "float32", f"of weights and, except int8, caches: {', '.join(DTYPES)}"),
 }
 
 
@@ -71,10 +71,8 @@ def validate(config: ConfigDict) -> None:
             f"choose a lossless rule such as {' or '.join(lossless_rules())}"
         )
     drafter = drafter_config(config.drafter)
-    module = find_module("drafters", config.drafter.name)
     # Without it a pair that does not fit is refused once the models are there.
-    if hasattr(module, "shape_of"):
-        shape = module.shape_of(drafter)
+    if (shape := getattr(drafter, "shape", None)) is not None:
         check_fit(config.drafter.name, shape.law, not shape.is_chain, config.verify, rule)
 
 

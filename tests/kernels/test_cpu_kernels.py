@@ -32,18 +32,18 @@ def normal(seed: int, *shape: int) -> jax.Array:
 def test_product_equals_the_reference_and_rows_do_not_depend_on_each_other(
     in_size: int, out_size: int
 ) -> None:
-    x, weight = normal(0, matmul.MAX_ROWS, in_size), normal(1, out_size, in_size)
+    x, weight = normal(0, 20, in_size), normal(1, out_size, in_size)
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
     together = np.asarray(jax.jit(matmul.small_matmul)(x, weight))
     np.testing.assert_allclose(together, exact, atol=2e-6 * np.abs(exact).max())
-    for rows in range(1, matmul.MAX_ROWS):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 12, 19):
         alone = np.asarray(jax.jit(matmul.small_matmul)(x[:rows], weight))
         np.testing.assert_array_equal(alone, together[:rows])
 
 
 def test_many_rows_and_other_types_go_to_xla() -> None:
     weight = normal(1, 8, 16)
-    for x in (normal(0, matmul.MAX_ROWS + 1, 16), normal(0, 3, 16).astype(jnp.bfloat16)):
+    for x in (normal(0, matmul.MAX_ROWS + 1, 16), normal(0, 3, 16).astype(jnp.float16)):
         text = jax.jit(matmul.small_matmul).lower(x, weight.astype(x.dtype)).as_text()
         assert "specjax_small_matmul" not in text
     assert "specjax_small_matmul" in jax.jit(matmul.small_matmul).lower(normal(0, 3, 16), weight).as_text()

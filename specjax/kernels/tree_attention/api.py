@@ -1,4 +1,4 @@
-"""Chooses the implementation: C++ for few float32 nodes on a CPU, jnp elsewhere.
+"""Chooses the implementation: C++ for few nodes on a CPU, jnp elsewhere.
 
 With SPECJAX_PALLAS=1 in the environment, Pallas on TPUs and Hopper GPUs (scripts/device_check.sh tries them).
 """
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.kernels import cpu_library
 from specjax.kernels.tree_attention import pallas_gpu, pallas_tpu, reference
 
-MAX_NODES = 16  # beyond, on a CPU, the reference's matrix products are the faster ones
+MAX_NODES = 64  # beyond, on a CPU, it is the reference: prompts are read so
 
 Implementation = Literal["cpu", "pallas_tpu", "pallas_gpu", "reference"]
 
@@ -45,8 +45,8 @@ def _tree_attention(queries, keys, values, length, mask, implementation):
     one_type = queries.dtype == keys.dtype == values.dtype
     backend = jax.default_backend()
     is_small = 0 < queries.shape[1] <= MAX_NODES
-    is_float32 = one_type and queries.dtype == jnp.float32
-    if is_small and is_float32 and backend == "cpu" and cpu_library.is_available():
+    has_kernel = one_type and queries.dtype in (jnp.float32, jnp.bfloat16)
+    if is_small and has_kernel and backend == "cpu" and cpu_library.is_available():
         return jax.lax.platform_dependent(*arguments, cpu=_cpu, default=reference.tree_attention)
     # The Pallas kernels have been interpreted and compiled, but not yet run on a device: ask for them.
     if os.environ.get("SPECJAX_PALLAS") != "1":
@@ -69,9 +69,10 @@ def _is_hopper() -> bool:
 
 def _cpu(queries, keys, values, length, mask):
     cpu_library.is_available()  # registers the kernel, should nobody have asked before
-    result = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
+    result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     call = jax.ffi.ffi_call("specjax_tree_attention", result, vmap_method="sequential")
-    return call(queries, keys, values, length.astype(jnp.int32), mask)
+    mixed = call(queries.astype(jnp.float32), keys, values, length.astype(jnp.int32), mask)
+    return mixed.astype(queries.dtype)
 
 
 _IMPLEMENTATIONS: dict[Implementation, Callable[..., jax.Array]] = {

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
+from specjax import draft_vocab, zoo
 from specjax.checkpoints import source as checkpoints
 from specjax.config import drafter_config, rule_options
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
 from specjax.models.functional import keep_layers, make_target, pack, stack_layers
 from specjax.models.llama import LlamaConfig
+from specjax.models.quantize import quantize
 from specjax.modules import Rule, check_fit, find_module, make_rule
+from specjax.proposals import TreeConfig
 from specjax.step import Method
+from specjax.training.export import fit, read_drafter
 from specjax.types import Drafter, ModelParams, Params, Target
 
 
@@ -41,9 +47,11 @@ class Built(NamedTuple):
 
 
 def build_target(source: str, dtype: Any = jnp.float32, stacked: bool = False) -> LoadedTarget:
-    """Load a target onto the device; CheckpointError if it cannot be read."""
-    checkpoint = checkpoints.load(source, dtype)
-    params = jax.device_put(pack(checkpoint.params))
+    """Load a target onto the device, its weights in `dtype`; CheckpointError if it cannot be read.
+
+    In int8 they are quantised from float32, and activations and caches are float32.
+    """
+    checkpoint, params = _load(source, dtype)
     target = make_target(checkpoint.config, dtype=dtype, stacked=stacked)
     params = stack_layers(params) if stacked else params
     return LoadedTarget(target, params, checkpoint.tokenizer, checkpoint.config, source)
@@ -56,6 +64,8 @@ def build_drafter(fields: Mapping[str, Any], loaded: LoadedTarget) -> tuple[Draf
     """
     config = drafter_config(fields)
     module = find_module("drafters", fields["name"])
+    if hasattr(module, "trainable"):
+        return _build_learned(fields["name"], module, config, loaded)
     if not hasattr(config, "source"):
         return module.build(config, loaded.target), {}
     if config.source == loaded.source:
@@ -63,10 +73,50 @@ def build_drafter(fields: Mapping[str, Any], loaded: LoadedTarget) -> tuple[Draf
         # Drafters do not stack their layers; unstacked weights are shared, not copied.
         params = keep_layers(loaded.params, every_layer)
         return module.build(config, loaded.target, loaded.config), params
-    checkpoint = checkpoints.load(config.source, loaded.target.dtype)
+    checkpoint, params = _load(config.source, loaded.target.dtype)
     _check_same_tokens(config.source, checkpoint.tokenizer, loaded)
     drafter = module.build(config, loaded.target, checkpoint.config)
-    return drafter, jax.device_put(pack(checkpoint.params))
+    return drafter, params
+
+
+def _build_learned(
+    name: str, module: ModuleType, config: Any, loaded: LoadedTarget
+) -> tuple[Drafter, Params]:
+    """A drafter with the weights that training wrote; they decide what the config leaves open."""
+    if config.source is None:
+        known = ", ".join(zoo.PREFIX + known for known in zoo.names()) or "none yet"
+        raise ConfigError(
+            f"the drafter '{name}' needs weights: set drafter.source to a folder that specjax.train wrote, or "
+            f"to one of the zoo's ({known})"
+        )
+    given, about = read_drafter(zoo.folder(config.source))
+    if about.get("drafter") != name:
+        raise ConfigError(
+            f"'{config.source}' holds weights for the drafter '{about.get('drafter')}', not for '{name}'"
+        )
+    own = [field for field in dataclasses.fields(config) if field.name not in _SHAPE]
+    config = dataclasses.replace(
+        config,
+        **{
+            field.name: _as_tuple(about["config"][field.name])
+            for field in own
+            if getattr(config, field.name) == field.default and field.name in about["config"]
+        },
+    )
+    training = module.Training(**{key: _as_tuple(value) for key, value in about["training"].items()})
+    trainable = module.trainable(config, training, loaded.target)
+    counts = np.zeros(loaded.target.vocab_size, np.int32)
+    template = jax.eval_shape(lambda key: trainable.init(key, loaded.params, counts), jax.random.key(0))
+    weights = fit(given, template[0] | template[1], config.source)
+    return module.build(config, loaded.target), draft_vocab.complete(weights, loaded.target, loaded.params)
+
+
+# The fields of a learned drafter that its weights do not depend on.
+_SHAPE = {"source", *(field.name for field in dataclasses.fields(TreeConfig))}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def build_verify(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> Rule:
@@ -87,6 +137,14 @@ def build_method(config: ConfigDict) -> Built:
 def check_pair(drafter_name: str, drafter: Drafter, name: str, rule: ModuleType) -> None:
     """Raise ConfigError, naming rules that fit, where a rule may not judge a drafter's proposals."""
     check_fit(drafter_name, drafter.law, not drafter.is_chain, name, rule)
+
+
+def _load(source: str, dtype: Any) -> tuple[checkpoints.Checkpoint, Params]:
+    """A checkpoint, and its weights as the modules hold them, on the device."""
+    is_int8 = dtype == jnp.int8
+    checkpoint = checkpoints.load(source, jnp.float32 if is_int8 else dtype)
+    params = pack(checkpoint.params)
+    return checkpoint, jax.device_put(quantize(params) if is_int8 else params)
 
 
 def _check_same_tokens(source: str, drafts: Tokenizer | None, loaded: LoadedTarget) -> None:

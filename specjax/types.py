@@ -13,7 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
+
+from specjax.errors import ConfigError
 
 ROOT = 0
 NO_PARENT = -1
@@ -141,6 +144,12 @@ class Forward(Protocol):
     ) -> ForwardOutput: ...
 
 
+def not_offered(*arguments: Any) -> jax.Array:
+    """Stands for the embedding and the head of a target that has none; raises ConfigError."""
+    del arguments
+    raise ConfigError("the target has no embedding and head that a drafter could share: choose another")
+
+
 class Target(NamedTuple):
     """A language model as pure functions; `init_cache(batch, capacity)` makes its empty cache."""
 
@@ -149,6 +158,11 @@ class Target(NamedTuple):
     vocab_size: int
     config: Any  # the architecture, for drafters that borrow from it
     dtype: Any
+    # For drafters that share the target's embedding and head: params, tokens -> [.., H]; params,
+    # hidden [.., H] -> logits [.., V]; params, tokens [K] -> the head's rows [K, H].
+    embed: Callable[[Params, jax.Array], jax.Array] = not_offered
+    unembed: Callable[[Params, jax.Array], jax.Array] = not_offered
+    head_rows: Callable[[Params, jax.Array], jax.Array] = not_offered
 
 
 class ModelParams(NamedTuple):
@@ -201,3 +215,33 @@ class Verify(Protocol):
         *,
         max_depth: int,
     ) -> Verdict: ...
+
+
+class TrainingBatch(NamedTuple):
+    """Texts to learn from: `tokens` [B, T], of which `length` [B] mean something in a row.
+
+    `supervised` [B, T] says which tokens are to be foreseen. `features` [B, T, F] by name are the target's
+    at each token; those of a row's last token may be missing and are then 0.
+    """
+
+    tokens: Int[Array, "B T"]
+    supervised: Bool[Array, "B T"]
+    length: Int[Array, "B"]
+    features: dict[str, Float[Array, "B T F"]]
+
+
+class Trainable(NamedTuple):
+    """How a drafter learns. Its weights come in two parts: what is learned, and what is fixed beside it.
+
+    `init(key, target_params, token_counts)` makes both, nested dicts with different names at the top;
+    `token_counts` [V] says how often each token occurs in the data. `loss(params, batch, key)`, where
+    `params.drafter` holds both parts, returns a scalar and scalars to report, means over the supervised
+    tokens of the whole batch. It reads the target's `features`, which the loop provides.
+    """
+
+    init: Callable[[Key[Array, ""], Params, Int[np.ndarray, "V"]], tuple[Params, Params]]
+    loss: Callable[
+        [ModelParams, TrainingBatch, Key[Array, ""]], tuple[Float[Array, ""], dict[str, jax.Array]]
+    ]
+    features: tuple[str, ...]
+    trains_target: bool = False

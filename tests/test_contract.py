@@ -19,7 +19,7 @@ import pytest
 import specjax.drafters
 import specjax.verify
 from specjax.decode import generate, new_tokens, row_keys, start
-from specjax.models.llama import LlamaConfig
+from specjax.eval.exactness.subjects import made_up
 from specjax.modules import may_judge
 from specjax.sampling import make_warp
 from specjax.step import Method
@@ -30,7 +30,6 @@ from specjax.types import (
     ROOT,
     Context,
     Draft,
-    Drafter,
     ModelParams,
     Params,
     ProposalLaw,
@@ -91,16 +90,9 @@ OTHERS = (Row((11,) * 30, 1.5, 3, 4), Row((0, 31), 0.0, 0, 5))
 class Case:
     """A drafter on the tiny target under all its rules, side by side in one batch."""
 
-    def __init__(self, name: str, config: LlamaConfig, target: Target, params: Params):
+    def __init__(self, name: str, target: Target, params: Params):
         module, example = EXAMPLES[name]
-        architecture, weights = None, {}
-        if hasattr(example, "source"):
-            rng = np.random.default_rng(0)
-            architecture = config
-            weights = jax.tree.map(
-                lambda w: w * (1 + 0.05 * rng.normal(size=w.shape).astype(w.dtype)), params
-            )
-        self.drafter: Drafter = module.build(example, target, architecture)
+        self.drafter, weights = made_up(module, example, target, params, noise=0.05)
         self.params = ModelParams(params, weights)
         is_tree = not self.drafter.is_chain
         self.rules = [rule for rule in RULES.values() if may_judge(rule, self.drafter.law, is_tree)]
@@ -158,10 +150,8 @@ def examples() -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=examples())
-def case(
-    request: pytest.FixtureRequest, tiny_config: LlamaConfig, tiny_target: Target, tiny_params: Params
-) -> Case:
-    return Case(request.param, tiny_config, tiny_target, tiny_params)
+def case(request: pytest.FixtureRequest, tiny_target: Target, tiny_params: Params) -> Case:
+    return Case(request.param, tiny_target, tiny_params)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +165,7 @@ def written(case: Case) -> tuple[list[list[int]], Any]:
 @pytest.fixture(scope="module")
 def plain(tiny_target: Target, tiny_params: Params) -> dict[Row, list[int]]:
     """What plain decoding writes at temperature 0, one prompt at a time."""
-    case = Case("ngram", tiny_target.config, tiny_target, tiny_params)
+    case = Case("ngram", tiny_target, tiny_params)
     method = Method(tiny_target)
     return {row: case.decode(method, [row._replace(temperature=0.0)])[0][0] for row in REQUESTS}
 

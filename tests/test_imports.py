@@ -49,7 +49,7 @@ ROOMS = {
     "zoo": "",
     "build": "zoo draft_vocab proposals config modules eval training checkpoints data data.tokenizer decode step models types",
     "tasks": "build config modules analysis eval training training.losses sharding checkpoints data data.tokenizer"
-    " models decode step sampling types",
+    " zoo draft_vocab proposals models decode step sampling types",
     "run": "tasks storage config modules eval",
     "data.generate": "run",
     "train": "run sharding",

@@ -2,8 +2,8 @@
 
     python experiments/verify_cost/compare_dtypes.py --out experiments/verify_cost/dtypes.json
 
-Whole passes, batch 1, 128 tokens in the cache. Prints, for every type and N, the median milliseconds, the ratio
-to one node of the same type, and to the float32 pass over as many nodes of the same round.
+Whole passes, batch 1, 128 tokens in the cache. Prints for every type and N the median milliseconds and the
+ratios to one node of the same type, and to the float32 pass over as many nodes, of the same round.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def main() -> None:
             f"{row['of_float32']:.2f} |"
         )
     if args.out is not None:
-        device = jax.devices()[0].device_kind
-        args.out.write_text(json.dumps({"rows": rows, "device": device, "jax": jax.__version__}, indent=2) + "\n")
+        result = {"rows": rows, "device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

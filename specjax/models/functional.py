@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import cache as kv
 from specjax.errors import ConfigError, nearest
+from specjax.models.layers import activation_dtype
 from specjax.models.llama import Llama, LlamaConfig, node_inputs
+from specjax.models.quantize import quantize
 from specjax.types import ForwardOutput, KVCache, Params, Target
 
 # States a drafter may ask for by name; "hidden.i" is the input of layer i.
@@ -22,7 +25,10 @@ LAYER_INPUT = "hidden."
 
 
 def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool = False) -> Target:
-    """A Llama as a pure `Target`; `stacked` scans over one block, for models that compile too long."""
+    """A Llama as a pure `Target`; `stacked` scans over one block, for models that compile too long.
+
+    With weights in int8, `dtype`, activations and caches are float32.
+    """
     template = nnx.eval_shape(lambda: Llama(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graph, _ = nnx.split(template)
     block_graph, _ = nnx.split(template.layers[0])
@@ -74,16 +80,47 @@ def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool 
         num_layers=config.num_layers,
         num_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=dtype,
+        dtype=activation_dtype(dtype),
         stacked=stacked,
     )
-    return Target(forward, init_cache, config.vocab_size, config, dtype)
+
+    def whole(params: Params) -> Llama:
+        """The model without its blocks, whatever their weights look like."""
+        first = params["layers"] if stacked else params["layers"][0]
+        return _merge(graph, params | {"layers": dict.fromkeys(range(config.num_layers), first)})
+
+    def head_rows(params: Params, tokens: Int[Array, "K"]) -> Float[Array, "K H"]:
+        return whole(params).head_rows(tokens)
+
+    return Target(
+        forward,
+        init_cache,
+        config.vocab_size,
+        config,
+        dtype,
+        embed=lambda params, tokens: whole(params).embed_tokens(tokens),
+        unembed=lambda params, hidden: whole(params).unembed(hidden).astype(jnp.float32),
+        head_rows=head_rows,
+    )
 
 
 def init_params(config: LlamaConfig, seed: int, *, dtype: Any = jnp.float32) -> Params:
-    """Random weights as a nested dict, drawn from a normal law of deviation 0.02."""
+    """Random weights as a nested dict, drawn from a normal law of deviation 0.02, then quantised for int8."""
+    if dtype == jnp.int8:
+        return quantize(init_params(config, seed))
     model = Llama(config, dtype=dtype, rngs=nnx.Rngs(seed))
     return nnx.to_pure_dict(nnx.split(model)[1])
+
+
+def pure(make: Callable[[nnx.Rngs], nnx.Module], method: str = "__call__") -> Callable[..., Any]:
+    """A module's method as a function of its weights, a nested dict, and of the method's arguments."""
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+    return lambda params, *arguments: getattr(_merge(graph, params), method)(*arguments)
+
+
+def init_module(make: Callable[[nnx.Rngs], nnx.Module], key: Key[Array, ""]) -> Params:
+    """The first weights of a module, a nested dict."""
+    return nnx.to_pure_dict(nnx.split(make(nnx.Rngs(key)))[1])
 
 
 def pack(params: Params) -> Params:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.cache import write
 from specjax.kernels.tree_attention import tree_attention
-from specjax.models.layers import Embedding, Linear, RMSNorm, project, rotate
+from specjax.models.layers import Embedding, Linear, RMSNorm, rotate
 
 Slots = Float[Array, "BH S Dh"]  # one layer of the cache
 
@@ -64,11 +64,12 @@ class Nodes(NamedTuple):
 class Attention(nnx.Module):
     """Grouped-query attention of tree nodes over one layer's cache."""
 
-    def __init__(self, config: LlamaConfig, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, *, dtype: Any, rngs: nnx.Rngs, in_size: int | None = None):
         self.config = config
         hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         num_heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv_proj = Linear(hidden, num_heads * head_dim, bias=bias, dtype=dtype, rngs=rngs)
+        in_size = in_size or hidden  # EAGLE-3 attends over two vectors a token
+        self.qkv_proj = Linear(in_size, num_heads * head_dim, bias=bias, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(config.num_heads * head_dim, hidden, bias=bias, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -133,8 +134,14 @@ class Llama(nnx.Module):
     def unembed(self, hidden: Float[Array, "B N H"]) -> Float[Array, "B N V"]:
         """Logits of states that have passed the final norm."""
         if self.lm_head is None:
-            return project(hidden, self.embed_tokens.weight[...])
+            return self.embed_tokens.unembed(hidden)
         return self.lm_head(hidden)
+
+    def head_rows(self, tokens: Int[Array, "K"]) -> Float[Array, "K H"]:
+        """The head's weights for these tokens."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        rows = jnp.take(head.weight[...], tokens, axis=0)
+        return rows if head.scale is None else rows * jnp.take(head.scale[...], tokens)[:, None]
 
 
 def node_inputs(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import draft_vocab
 from specjax.eval.exactness.sampling import NEW_TOKENS, Group, model_law, tabulated_law
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
@@ -127,7 +128,8 @@ def examples() -> dict[str, tuple[ModuleType, Any]]:
 def modules(chosen: Mapping[str, tuple[ModuleType, Any]]) -> dict[str, Subject]:
     """Drafter modules under their configs; ConfigError where one does not fit.
 
-    One that takes its weights from a `source` gets a noisy copy of the target's instead.
+    One that learns gets the weights that it starts from, and one that takes another model's weights from a
+    `source` a noisy copy of the target's.
     """
     target = make_target(TINY)
     weights = jax.tree.map(lambda leaf: SCALE * leaf if leaf.ndim > 1 else leaf, init_params(TINY, seed=0))
@@ -135,13 +137,28 @@ def modules(chosen: Mapping[str, tuple[ModuleType, Any]]) -> dict[str, Subject]:
     law_of = functools.cache(functools.partial(model_law, target, weights, width=width))
     subjects = {}
     for name, (module, config) in chosen.items():
-        drafter = module.build(config, target, TINY)
-        params = ModelParams(weights, noisy_copy(weights) if hasattr(config, "source") else {})
+        drafter, drafter_weights = made_up(module, config, target, weights, NOISE)
+        params = ModelParams(weights, drafter_weights)
         subjects[name] = Subject(name, drafter, target, params, groups_of(LLAMA_PROMPTS), law_of)
     return subjects
 
 
-def noisy_copy(weights: Params) -> Params:
+def made_up(
+    module: ModuleType, config: Any, target: Target, weights: Params, noise: float
+) -> tuple[Drafter, Params]:
+    """A drafter of the module, and weights with which its drafts are neither all right nor all wrong."""
+    if not hasattr(module, "trainable"):
+        drafter = module.build(config, target, target.config)
+        return drafter, noisy_copy(weights, noise) if hasattr(config, "source") else {}
+    trainable = module.trainable(config, module.Training(), target)
+    learned, fixed = trainable.init(jax.random.key(1), weights, np.arange(target.vocab_size))
+    rng = np.random.default_rng(2)
+    # Some of them start at 0, and a factor would leave them there.
+    learned = jax.tree.map(lambda w: w + noise * rng.normal(size=w.shape).astype(w.dtype), learned)
+    return module.build(config, target), draft_vocab.complete(learned | fixed, target, weights)
+
+
+def noisy_copy(weights: Params, noise: float) -> Params:
     """The weights, each off by a factor."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda w: w * (1 + NOISE * rng.normal(size=w.shape)).astype(w.dtype), weights)
+    return jax.tree.map(lambda w: w * (1 + noise * rng.normal(size=w.shape)).astype(w.dtype), weights)

@@ -1,0 +1,19 @@
+"""Train an EAGLE drafter (arXiv 2401.15077) for SmolLM2 on its own words.
+
+    python -m specjax.train --config=configs/train/eagle_llama.py --workdir=runs/train/eagle
+
+`data` names what configs/generate_llama.py wrote, with its features beside it.
+"""
+
+from ml_collections import ConfigDict
+
+from specjax.config import run_config
+
+
+def get_config() -> ConfigDict:
+    config = run_config("train")
+    config.drafter = {"name": "eagle", "draft_length": 4}
+    config.training = {"unroll_steps": 3, "draft_vocab_size": 8192, "feature_weight": 0.1, "noise": 0.1}
+    config.data = ("runs/self_written",)
+    config.supervise = "all"
+    return config

@@ -1,0 +1,151 @@
+"""Batches to learn from: files of tokens, and the features beside them, as padded rows of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Int
+from safetensors import safe_open
+
+from specjax.data.feature_store import features_path, read_features
+from specjax.data.token_store import read_samples, token_files
+from specjax.errors import ConfigError
+from specjax.types import TrainingBatch
+
+ANSWERS, ALL = "answers", "all"
+SUPERVISE = (ANSWERS, ALL)
+
+PREFETCHED = 4  # batches that wait, ready, in this process
+READERS = 2  # threads that make them
+
+
+class Text(NamedTuple):
+    """A text of T tokens: which of them are to be foreseen, and the row of its features in its file.
+
+    `num_given` tokens come before the first that the target wrote.
+    """
+
+    tokens: Int[np.ndarray, "T"]
+    supervised: Bool[np.ndarray, "T"]
+    num_given: int
+    path: Path
+    first_row: int
+
+
+class Batches(Protocol):
+    """An endless iterator over batches that can say where it is and go on from there."""
+
+    def __iter__(self) -> Iterator[TrainingBatch]: ...
+    def __next__(self) -> TrainingBatch: ...
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
+
+
+def load_texts(folders: Sequence[str], max_length: int, supervise: str, vocab_size: int) -> list[Text]:
+    """The first `max_length` tokens of every text that has some to be foreseen there.
+
+    Raises ConfigError where no text has, or where a token is outside the vocabulary.
+    """
+    texts, count = [], 0
+    for path in (path for folder in folders for path in token_files(Path(folder))):
+        row = 0
+        for tokens, supervised, *_ in read_samples(path):
+            count += 1
+            num_given = int(supervised.argmax()) if supervised.any() else len(tokens)
+            wanted = (supervised if supervise == ANSWERS else np.ones_like(supervised))[:max_length].copy()
+            wanted[:1] = False  # nothing comes before the first token
+            if wanted.any():
+                texts.append(Text(tokens[:max_length], wanted, num_given, path, row))
+            row += len(tokens) - 1  # the last token was never read
+    if not texts:
+        raise ConfigError(
+            f"none of the {count} texts in {', '.join(folders)} has a supervised token among its first "
+            f"{max_length}: raise max_length, or, if they were rendered with a chat template that is not the "
+            "target's, write them again"
+        )
+    largest = max(int(text.tokens.max()) for text in texts)
+    if largest >= vocab_size:
+        raise ConfigError(
+            f"the texts in {', '.join(folders)} hold the token {largest} and the target's vocabulary ends at "
+            f"{vocab_size}: train with the target that wrote them"
+        )
+    return texts
+
+
+def split(texts: Sequence[Text], held_out: int, seed: int) -> tuple[list[Text], list[Text]]:
+    """The texts to learn from and the `held_out` ones never to learn from, drawn by `seed`."""
+    if held_out >= len(texts):
+        raise ConfigError(f"held_out is {held_out} and there are {len(texts)} texts: hold out fewer")
+    order = np.random.default_rng(seed).permutation(len(texts))
+    cut = len(texts) - held_out
+    return [texts[i] for i in order[:cut]], [texts[i] for i in order[cut:]]
+
+
+def prompt(text: Text) -> list[int]:
+    """What the target went on from; the first quarter of a text that it did not write."""
+    size = text.num_given if 0 < text.num_given < len(text.tokens) else max(1, len(text.tokens) // 4)
+    return text.tokens[:size].tolist()
+
+
+def count_tokens(texts: Sequence[Text], vocab_size: int) -> Int[np.ndarray, "V"]:
+    """How often each token is to be foreseen."""
+    foreseen = np.concatenate([text.tokens[text.supervised] for text in texts])
+    return np.bincount(foreseen, minlength=vocab_size)
+
+
+def are_stored(texts: Sequence[Text], names: Sequence[str]) -> bool:
+    """Whether the features of all texts lie beside them."""
+    for path in {features_path(text.path) for text in texts}:
+        if not path.is_file():
+            return False
+        with safe_open(path, framework="numpy") as file:
+            if not set(names) <= set(file.keys()):
+                return False
+    return True
+
+
+def make_batches(
+    texts: Sequence[Text],
+    features: Sequence[str],
+    *,
+    num_rows: int,
+    max_length: int,
+    seed: int,
+    process: int,
+    num_processes: int,
+) -> Batches:
+    """Batches of `num_rows` texts a process, in a new order every epoch, made ahead in threads.
+
+    `features` are read from beside the texts. A batch may begin in one epoch and end in the next.
+    """
+    grain = _grain()
+    data = grain.MapDataset.source(texts).shuffle(seed=seed).repeat(None)[process::num_processes]
+    data = data.map(lambda text: _row(text, features, max_length)).batch(num_rows)
+    return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=READERS, prefetch_buffer_size=PREFETCHED)))
+
+
+def _row(text: Text, names: Sequence[str], max_length: int) -> TrainingBatch:
+    """One row of a batch, on the host: [T] and [T, F]."""
+    length = len(text.tokens)
+    beyond, known = max_length - length, length - 1
+    found = {}
+    if names:
+        found = read_features(features_path(text.path), names, text.first_row, text.first_row + known)
+    fields: tuple[Any, ...] = (
+        np.pad(text.tokens.astype(np.int32), (0, beyond)),
+        np.pad(text.supervised, (0, beyond)),
+        np.int32(length),
+        {name: np.pad(rows, ((0, beyond + 1), (0, 0))) for name, rows in found.items()},
+    )
+    return TrainingBatch(*fields)
+
+
+def _grain():
+    try:
+        import grain
+    except ImportError as error:
+        raise ConfigError("training needs grain: pip install 'specjax[train]'") from error
+    return grain

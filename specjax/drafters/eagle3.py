@@ -1,0 +1,166 @@
+"""EAGLE-3 (arXiv 2503.01840): drafts from the target's low, middle and high states, learned as it decodes.
+
+It foresees tokens, not states: its own outputs stand in for the target's states, in training as in decoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from specjax import cache as kv
+from specjax import draft_vocab
+from specjax.errors import ConfigError
+from specjax.models.eagle3 import Eagle3, Eagle3Config
+from specjax.models.functional import LAST_HIDDEN, LAYER_INPUT, init_module, pure
+from specjax.models.layers import activation_dtype
+from specjax.proposals import TreeConfig
+from specjax.state_drafting import StateNetwork, state_drafter, unroll
+from specjax.training.foresight import check_distance, foresight
+from specjax.types import Drafter, ModelParams, Params, Target, Trainable, TrainingBatch, not_offered
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(TreeConfig):
+    """Drafts of the weights that `source` names, over `draft_vocab_size` tokens (None is all).
+
+    `state_layers` are the layers whose inputs are fused; () means the published choice 2, L // 2, L - 3.
+    """
+
+    source: str | None = None
+    draft_vocab_size: int | None = None
+    state_layers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The loss: `distance` to the target's law, each of `unroll_steps` steps weighing `decay` less."""
+
+    distance: str = "forward_kl"
+    unroll_steps: int = 3
+    decay: float = 0.8
+
+
+# Small settings that the contract tests and the certificate build it with; they make up the weights.
+EXAMPLES = {
+    "eagle3": Config(draft_length=2, state_layers=(0, 1)),
+    "eagle3 reduced": Config(draft_length=2, state_layers=(0, 1), draft_vocab_size=6),
+    "eagle3 dynamic": Config(
+        draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5, state_layers=(0, 1)
+    ),
+}
+
+
+def build(config: Config, target: Target, architecture: Eagle3Config | None = None) -> Drafter:
+    """Drafts of a head of the given architecture, or of one like the target's own layers."""
+    return state_drafter(make_network(config, target, architecture or like(config, target)), config.shape)
+
+
+def layers_of(config: Config, target: Target) -> tuple[int, ...]:
+    """The layers whose inputs are fused; ConfigError where the target has no such layers."""
+    num_layers = target.config.num_layers
+    layers = config.state_layers or (2, num_layers // 2, num_layers - 3)
+    if not all(0 <= layer < num_layers for layer in layers):
+        raise ConfigError(f"state_layers are {layers}: the target has layers 0 to {num_layers - 1}")
+    return layers
+
+
+def like(config: Config, target: Target) -> Eagle3Config:
+    """A head of the target's own sizes; ConfigError where the target has none to be like."""
+    if target.embed is not_offered:
+        not_offered()
+    size = config.draft_vocab_size or target.vocab_size
+    if not 0 < size <= target.vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size is {size}: give 1 to {target.vocab_size}, the target's vocabulary"
+        )
+    layer = dataclasses.replace(target.config, num_layers=1)
+    return Eagle3Config(layer, len(layers_of(config, target)) * layer.hidden_size, size)
+
+
+def make_network(config: Config, target: Target, architecture: Eagle3Config) -> StateNetwork:
+    """The head as pure functions; the embedding is the target's."""
+    dtype = activation_dtype(target.dtype)
+    names = tuple(f"{LAYER_INPUT}{layer}" for layer in layers_of(config, target))
+    run, fuse, score = (
+        pure(lambda rngs: Eagle3(architecture, dtype=dtype, rngs=rngs), method)
+        for method in ("__call__", "fuse", "logits")
+    )
+
+    def encode(params: ModelParams, features: dict[str, jax.Array]) -> Float[Array, "B N H"]:
+        fused = jnp.concatenate([features[name].astype(dtype) for name in names], axis=-1)
+        return fuse(own(params), fused)
+
+    def forward(params: ModelParams, tokens, states, positions, mask, cache):
+        embedded = target.embed(params.target, tokens)
+        return run(own(params), embedded, states, positions, mask, cache)
+
+    def logits(params: ModelParams, states: Float[Array, "B N H"]) -> Float[Array, "B N V"]:
+        scores = score(own(params), states).astype(jnp.float32)
+        return draft_vocab.in_target_vocab(scores, params, target.vocab_size)
+
+    layer = architecture.layer
+    init_cache = functools.partial(
+        kv.init_cache,
+        num_layers=1,
+        num_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        dtype=dtype,
+    )
+    return StateNetwork(names, encode, forward, logits, init_cache)
+
+
+def own(params: ModelParams) -> Params:
+    """The weights of the head alone."""
+    return {name: params.drafter[name] for name in ("fc", "midlayer", "norm", "lm_head")}
+
+
+def trainable(config: Config, training: Training, target: Target) -> Trainable:
+    """How it learns: the laws of all unrolled steps, with no regard to states (training-time test)."""
+    architecture, dtype = like(config, target), activation_dtype(target.dtype)
+    network = make_network(config, target, architecture)
+
+    def make(rngs) -> Eagle3:
+        return Eagle3(architecture, dtype=dtype, rngs=rngs)
+
+    score = pure(make, "logits")
+    check_distance(training.distance)
+    if training.unroll_steps < 1:
+        raise ConfigError(f"training.unroll_steps is {training.unroll_steps}: unroll at least 1")
+
+    def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
+        weights = init_module(make, key)
+        vocab = draft_vocab.choose(token_counts, config.draft_vocab_size)
+        drafted = vocab.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
+        # The head starts as the target's own, and the layer by adding nothing to its input.
+        weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
+        block = weights["midlayer"]
+        for part, name in ((block["self_attn"], "o_proj"), (block["mlp"], "down_proj")):
+            part[name]["weight"] = jnp.zeros_like(part[name]["weight"])
+        return weights, vocab
+
+    def loss(params: ModelParams, batch: TrainingBatch, key: Key[Array, ""]):
+        del key
+        states = network.encode(params, batch.features)
+        outputs = unroll(network, params, batch.tokens, states, training.unroll_steps)
+        target_logits = draft_vocab.scores(target, params, batch.features[LAST_HIDDEN].astype(dtype))
+        vocab = params.drafter.get(draft_vocab.TOKENS)
+        place = jnp.arange(batch.tokens.shape[1])[None]
+        total = jnp.zeros(())
+        report: dict[str, jax.Array] = {}
+        for step, out in enumerate(outputs):
+            scores = score(own(params), out).astype(jnp.float32)
+            # Its first inputs have no drafts before them.
+            of_law, overlap = foresight(
+                scores, target_logits, batch, 1, training.distance, vocab, place >= step
+            )
+            total += training.decay**step * of_law
+            report |= {f"law_{step + 1}": of_law, f"overlap_{step + 1}": overlap}
+        return total, report
+
+    return Trainable(init, loss, (*network.features, LAST_HIDDEN))

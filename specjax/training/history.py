@@ -1,0 +1,53 @@
+"""The metrics of a run, a line a step, for people and for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from specjax.errors import ConfigError
+
+LINES, EVENTS = "metrics.jsonl", "tensorboard"
+
+
+class History:
+    """Appends to `LINES` of a run's folder, and to `EVENTS` beside it."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Go on after `step`: lines beyond it belong to steps that were lost and will be made again."""
+        self._path = folder / LINES
+        kept = [line for line in _whole_lines(self._path) if json.loads(line)["step"] <= step]
+        draft = self._path.with_name(f".{LINES}")
+        draft.write_text("".join(kept), encoding="utf-8")
+        draft.replace(self._path)
+        self._events = _summary_writer()(str(folder / EVENTS), purge_step=step + 1)
+
+    def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Add a step's line; what is None has no value there."""
+        known = {name: value for name, value in metrics.items() if value is not None}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **known}) + "\n")
+        for name, value in known.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        """Write what waits to be written."""
+        self._events.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file, without one that an interruption tore."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
+def _summary_writer():
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ConfigError("training needs tensorboardX: pip install 'specjax[train]'") from error
+    return SummaryWriter

@@ -86,8 +86,8 @@ def _build_learned(
     if config.source is None:
         known = ", ".join(zoo.PREFIX + known for known in zoo.names()) or "none yet"
         raise ConfigError(
-            f"the drafter '{name}' needs weights: set drafter.source to a folder that specjax.train wrote, or "
-            f"to one of the zoo's ({known})"
+            f"the drafter '{name}' needs weights: set drafter.source to a folder that specjax.train wrote, "
+            f"or to one of the zoo's ({known})"
         )
     given, about = read_drafter(zoo.folder(config.source))
     if about.get("drafter") != name:

@@ -82,9 +82,10 @@ def override(config: ConfigDict, arguments: Sequence[str]) -> ConfigDict:
 def _fill_in_defaults(config: ConfigDict, arguments: Sequence[str]) -> None:
     """Fields that the chosen drafter and rule would default, so that a command line can override them."""
     words = " ".join(arguments)
-    for room, path, fields in (
-        ("drafters", "drafter.name", "drafter"),
-        ("verify", "verify", "verify_options"),
+    for room, path, fields, offer in (
+        ("drafters", "drafter.name", "drafter", "Config"),
+        ("drafters", "drafter.name", "training", "Training"),
+        ("verify", "verify", "verify_options", "Config"),
     ):
         name: Any = config
         for part in path.split("."):
@@ -93,12 +94,17 @@ def _fill_in_defaults(config: ConfigDict, arguments: Sequence[str]) -> None:
         if not isinstance(name, str) or not isinstance(config.get(fields), ConfigDict):
             continue
         try:
-            kind = getattr(find_module(room, name), "Config", NoOptions)
+            kind = getattr(find_module(room, name), offer, NoOptions)
         except ConfigError:
             continue  # validation names what is wrong with it
+        hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            if field.name not in config[fields] and field.default is not dataclasses.MISSING:
-                config[fields][field.name] = field.default
+            if field.name in config[fields] or field.default is dataclasses.MISSING:
+                continue
+            # A bare None has no type that a value on the command line could be given.
+            is_unset = field.default is None
+            default = config_dict.placeholder(_without_none(hints[field.name])) if is_unset else field.default
+            config[fields][field.name] = default
 
 
 def validate(config: ConfigDict) -> types.ModuleType:
@@ -142,7 +148,7 @@ def drafter_config(fields: Mapping[str, Any]) -> Any:
         raise ConfigError(f"drafter.name is missing: choose one of {', '.join(module_names('drafters'))}")
     name = given.pop("name")
     check_type("drafter.name", name, str)
-    drafter = _dataclass_of(find_module("drafters", name).Config, given, f"the drafter '{name}'", "drafter")
+    drafter = dataclass_of(find_module("drafters", name).Config, given, f"the drafter '{name}'", "drafter")
     if getattr(drafter, "draft_length", 1) < 1:
         raise ConfigError(f"drafter.draft_length is {drafter.draft_length}: draft at least 1 token a pass")
     return drafter
@@ -151,7 +157,7 @@ def drafter_config(fields: Mapping[str, Any]) -> Any:
 def rule_options(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of the rule's `verify`; ConfigError on a field that its `Config` refuses."""
     kind = getattr(find_module("verify", name), "Config", NoOptions)
-    options = _dataclass_of(kind, dict(fields), f"the rule '{name}'", "verify_options")
+    options = dataclass_of(kind, dict(fields), f"the rule '{name}'", "verify_options")
     return dataclasses.asdict(options)
 
 
@@ -160,17 +166,14 @@ class NoOptions:
     """The `Config` of a rule that has none."""
 
 
-def _dataclass_of(kind: Any, given: dict[str, Any], owner: str, prefix: str) -> Any:
+def dataclass_of(kind: Any, given: dict[str, Any], owner: str, prefix: str) -> Any:
     """An instance of a module's `Config`; ConfigError on an unknown, missing or wrong field."""
     known = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     for field, value in given.items():
         if field not in known:
             raise ConfigError(f"{owner} has no field '{field}'{nearest(field, known)}")
-        hint = hints[field]
-        if isinstance(hint, types.UnionType) and value is not None:  # X | None
-            hint = typing.get_args(hint)[0]
-        wanted = typing.get_origin(hint) or hint
+        wanted = hints[field] if value is None else _without_none(hints[field])
         if wanted is tuple and isinstance(value, list):
             given[field] = value = tuple(value)
         if wanted in (bool, int, float, str, tuple):
@@ -180,6 +183,13 @@ def _dataclass_of(kind: Any, given: dict[str, Any], owner: str, prefix: str) -> 
         if required and field not in given:
             raise ConfigError(f"{owner} needs the field '{field}': set config.{prefix}.{field}")
     return kind(**given)
+
+
+def _without_none(hint: Any) -> Any:
+    """The class of a type hint: X for X | None, tuple for tuple[int, ...]."""
+    if isinstance(hint, types.UnionType):
+        hint = typing.get_args(hint)[0]
+    return typing.get_origin(hint) or hint
 
 
 def check_type(name: str, value: Any, kind: type) -> None:

@@ -47,9 +47,10 @@ ROOMS = {
     "training": "training.losses data eval sharding decode step prefill sampling types",
     "analysis": "trees types",
     "zoo": "",
-    "build": "zoo draft_vocab proposals config modules eval training checkpoints data data.tokenizer decode step models types",
-    "tasks": "build config modules analysis eval training training.losses sharding checkpoints data data.tokenizer"
-    " zoo draft_vocab proposals models decode step sampling types",
+    "build": "zoo draft_vocab proposals config modules eval training checkpoints data data.tokenizer decode"
+    " step models types",
+    "tasks": "build config modules analysis eval training training.losses sharding checkpoints data"
+    " data.tokenizer zoo draft_vocab proposals models decode step sampling types",
     "run": "tasks storage config modules eval",
     "data.generate": "run",
     "train": "run sharding",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Int
 from safetensors import safe_open
@@ -20,6 +21,7 @@ SUPERVISE = (ANSWERS, ALL)
 
 PREFETCHED = 4  # batches that wait, ready, in this process
 READERS = 2  # threads that make them
+NARROWEST = 64  # tokens of a row
 
 
 class Text(NamedTuple):
@@ -117,20 +119,52 @@ def make_batches(
     process: int,
     num_processes: int,
 ) -> Batches:
-    """Batches of `num_rows` texts a process, in a new order every epoch, made ahead in threads.
+    """Batches of a process, in a new order every epoch, made ahead in threads.
 
-    `features` are read from beside the texts. A batch may begin in one epoch and end in the next.
+    Texts of like length stand together: rows of half the `max_length` are twice as many, and so on, so that
+    every batch has as many tokens as `num_rows` of full length and little of it is padding. `features` are
+    read from beside the texts. Every text comes once an epoch; rows that are left over have length 0.
     """
     grain = _grain()
-    data = grain.MapDataset.source(texts).shuffle(seed=seed).repeat(None)[process::num_processes]
-    data = data.map(lambda text: _row(text, features, max_length)).batch(num_rows)
+    groups = _groups(texts, num_rows * num_processes, max_length, seed)
+
+    def make(group: _Group) -> TrainingBatch:
+        rows = [_row(text, features, group.width) for text in group.texts[process::num_processes]]
+        return jax.tree.map(lambda *parts: np.stack(parts), *rows)
+
+    data = grain.MapDataset.source(groups).shuffle(seed=seed).repeat(None).map(make)
     return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=READERS, prefetch_buffer_size=PREFETCHED)))
 
 
-def _row(text: Text, names: Sequence[str], max_length: int) -> TrainingBatch:
+class _Group(NamedTuple):
+    """The texts of one batch, each in a row of `width` tokens."""
+
+    width: int
+    texts: list[Text]
+
+
+def _groups(texts: Sequence[Text], num_rows: int, max_length: int, seed: int) -> list[_Group]:
+    """Which texts stand together: a random choice among those of like length."""
+    empty = Text(np.zeros(0, np.int32), np.zeros(0, bool), 0, texts[0].path, 0)
+    order = [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
+    groups, width = [], max_length
+    while order:
+        # The narrowest rows take all that is left.
+        narrower = width // 2 if width % 2 == 0 and width // 2 >= NARROWEST else 0
+        here = [text for text in order if len(text.tokens) > narrower]
+        order = [text for text in order if len(text.tokens) <= narrower]
+        size = num_rows * (max_length // width)
+        for start in range(0, len(here), size):
+            members = here[start : start + size]
+            groups.append(_Group(width, members + [empty] * (size - len(members))))
+        width = narrower
+    return groups
+
+
+def _row(text: Text, names: Sequence[str], width: int) -> TrainingBatch:
     """One row of a batch, on the host: [T] and [T, F]."""
     length = len(text.tokens)
-    beyond, known = max_length - length, length - 1
+    beyond, known = width - length, max(length - 1, 0)
     found = {}
     if names:
         found = read_features(features_path(text.path), names, text.first_row, text.first_row + known)
@@ -138,7 +172,7 @@ def _row(text: Text, names: Sequence[str], max_length: int) -> TrainingBatch:
         np.pad(text.tokens.astype(np.int32), (0, beyond)),
         np.pad(text.supervised, (0, beyond)),
         np.int32(length),
-        {name: np.pad(rows, ((0, beyond + 1), (0, 0))) for name, rows in found.items()},
+        {name: np.pad(rows, ((0, width - known), (0, 0))) for name, rows in found.items()},
     )
     return TrainingBatch(*fields)
 

@@ -24,6 +24,7 @@ def write_features(path: Path, features: Mapping[str, Sequence[np.ndarray]]) -> 
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({name: np.concatenate(parts) for name, parts in features.items()}, draft)
+        draft.chmod(0o644)  # the library leaves it to the owner alone
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

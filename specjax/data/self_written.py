@@ -103,7 +103,8 @@ def _blank(request: Request, state: DecodeState, batch: int) -> tuple[Request, D
 
     def tile(leaf: Array) -> Array:
         size = leaf.shape[0] // len(state.done) * batch
-        return jnp.concatenate([leaf] * times)[:size]
+        # A copy at any rate: what is donated must not share its memory.
+        return jnp.copy(jnp.concatenate([leaf] * times)[:size])
 
     warp, limit, state = jax.tree.map(tile, (request.warp, request.limit, state))
     return Request(warp, limit, request.stop_tokens), state._replace(done=jnp.ones((batch,), bool))

@@ -70,7 +70,7 @@ def resume(
     found = _read_lines(folder, files)
     text = json.dumps(config, indent=2) + "\n"
     if found:
-        _check_same(folder, json.loads(text))
+        check_same(folder, json.loads(text))
     counts = Counter(line["batch"] for line in found)
     kept = [line for line in found if counts[line["batch"]] == lines_of_batch.get(line["batch"])]
     write_whole(folder / CONFIG, text)
@@ -126,7 +126,8 @@ def _read_lines(folder: Path, files: Files) -> list[Line]:
     return lines
 
 
-def _check_same(folder: Path, config: Mapping[str, Any]) -> None:
+def check_same(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the fields, where the folder's config is another one."""
     try:
         stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -77,7 +77,10 @@ def run(options: Options) -> int:
     """Write what is missing of the shards, say how much there is, and return 0."""
     config, workdir, _ = options
     record = {**config.to_dict(), "environment": results.environment()}
-    results.resume(workdir, json.loads(json.dumps(record)), {})
+    record = json.loads(json.dumps(record))
+    if (workdir / results.CONFIG).exists():
+        results.check_same(workdir, record)
+    results.write_whole(workdir / results.CONFIG, json.dumps(record, indent=2) + "\n")
     requests = _requests(config, workdir)
     console = Console(stderr=True)
     console.print(f"loading {config.target}", highlight=False)

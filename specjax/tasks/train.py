@@ -58,7 +58,7 @@ FIELDS = {
     "training": Field(ConfigDict, ConfigDict(), "the fields of the drafter's loss"),
     "data": Field(tuple, (), "folders of token files, as python -m specjax.data.generate writes them"),
     "supervise": Field(str, data.ANSWERS, f"what is to be foreseen: {' or '.join(data.SUPERVISE)}"),
-    "batch_size": Field(int, 16, "texts a step, over all devices"),
+    "batch_size": Field(int, 16, "texts of full length a step, over all devices; of shorter ones more"),
     "max_length": Field(int, 512, "of a text in tokens; longer ones are cut"),
     "steps": Field(int, 2000, "in all"),
     "learning_rate": Field(float, 1e-3, "its peak"),
@@ -117,7 +117,7 @@ def training_config(name: str, fields: ConfigDict) -> Any:
     if not _learns(module):
         able = [known for known in module_names("drafters") if _learns(find_module("drafters", known))]
         raise ConfigError(f"the drafter '{name}' does not learn: choose one of {', '.join(able)}")
-    return configs._dataclass_of(module.Training, dict(fields), f"the training of '{name}'", "training")
+    return configs.dataclass_of(module.Training, dict(fields), f"the training of '{name}'", "training")
 
 
 def _learns(module: ModuleType) -> bool:
@@ -275,6 +275,6 @@ def _claim(workdir: Path, config: ConfigDict, texts: Sequence[data.Text]) -> Non
     about = {"texts_sha256": digest.hexdigest(), "environment": results.environment()}
     record = json.loads(json.dumps({**config.to_dict(), **about}))
     if (workdir / LINES).exists():
-        results._check_same(workdir, record)
+        results.check_same(workdir, record)
     if jax.process_index() == 0:
         results.write_whole(workdir / results.CONFIG, json.dumps(record, indent=2) + "\n")

@@ -28,7 +28,8 @@ def write_drafter(folder: Path, params: Params, about: Mapping[str, Any]) -> Non
     try:
         save_file({name: _stored(leaf) for name, leaf in flatten(params).items()}, staging / WEIGHTS)
         (staging / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        staging.chmod(0o755)
+        staging.chmod(0o755)  # both are made for their owner alone
+        (staging / WEIGHTS).chmod(0o644)
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(staging, folder)

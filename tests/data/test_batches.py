@@ -62,7 +62,9 @@ def make(texts: list[batches.Text], seed: int = 0, process: int = 0, num_process
 
 
 def texts_of(batch: TrainingBatch) -> list[tuple[int, ...]]:
-    return [tuple(row[:size].tolist()) for row, size in zip(batch.tokens, batch.length, strict=True)]
+    """The texts of a batch, without the rows that were left over."""
+    rows = zip(batch.tokens, batch.length, strict=True)
+    return [tuple(row[:size].tolist()) for row, size in rows if size > 0]
 
 
 def test_rows_are_cut_and_padded_to_one_size_with_their_features(folder: Path) -> None:
@@ -79,6 +81,9 @@ def test_rows_are_cut_and_padded_to_one_size_with_their_features(folder: Path) -
             batch.features["state"].astype(np.float32),
             strict=True,
         ):
+            if length == 0:
+                assert not supervised.any() and not tokens.any() and not state.any()
+                continue
             first = tokens[0]
             assert length == min(LENGTHS[first // 10], T)
             np.testing.assert_array_equal(tokens, np.where(np.arange(T) < length, first + np.arange(T), 0))
@@ -97,6 +102,23 @@ def test_every_epoch_has_every_text_once_in_another_order(folder: Path) -> None:
     whole = sorted(tuple(text.tokens.tolist()) for text in texts)
     assert all(sorted(epoch) == whole for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_short_texts_stand_together_in_narrow_rows(tmp_path: Path) -> None:
+    lengths = [3 * i % 250 + 4 for i in range(80)]
+    write(tmp_path, 0, lengths)
+    texts = load(tmp_path, max_length=256)
+    widths, stream = {}, make(texts, max_length=256, num_rows=2)
+    seen: list[tuple[int, ...]] = []
+    while len(seen) < len(texts):
+        batch = next(stream)
+        rows, width = batch.tokens.shape
+        widths[width] = rows
+        assert batch.features["state"].shape == (rows, width, 2)
+        assert all(width == 64 or len(text) > width // 2 for text in texts_of(batch))
+        seen += texts_of(batch)
+    assert widths == {256: 2, 128: 4, 64: 8}
+    assert sorted(seen) == sorted(tuple(text.tokens.tolist()) for text in texts)
 
 
 def test_order_is_a_function_of_the_seed(folder: Path) -> None:

@@ -10,7 +10,7 @@ from specjax.kernels import cpu_library
 from specjax.kernels.small_matmul import reference
 
 # Beyond, in float32, it is XLA's product: from here on no slower, and its rows need no fixed order of sums.
-# Measured on two cores, the kernel takes 0.4 to 0.7 of XLA's time up to 16 rows and as long as XLA from 64 on.
+# On two cores the kernel takes 0.4 to 0.7 of XLA's time up to 16 rows and as long as XLA from 64 on.
 MAX_ROWS = 512
 
 

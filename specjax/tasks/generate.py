@@ -81,7 +81,7 @@ def run(options: Options) -> int:
     if (workdir / results.CONFIG).exists():
         results.check_same(workdir, record)
     results.write_whole(workdir / results.CONFIG, json.dumps(record, indent=2) + "\n")
-    requests = _requests(config, workdir)
+    requests = _requests(config)
     console = Console(stderr=True)
     console.print(f"loading {config.target}", highlight=False)
     loaded = build_target(config.target, jnp.dtype(config.dtype))
@@ -95,22 +95,17 @@ def run(options: Options) -> int:
         console.print(
             f"the features will take at most {size * most / 1e9:.1f} GB in {workdir}", highlight=False
         )
-    method = _method(config, loaded)
+    method, settings = _method(config, loaded), _settings(config, loaded)
     with Progress(len(jobs), len(jobs) - sum(len(shards[n]) for n in todo), console) as progress:
         for number in todo:
-            written = []
-            for one in write(
-                method, ModelParams(loaded.params, {}), shards[number], _settings(config, loaded)
-            ):
-                written.append(one)
-                progress.advance(1, len(one.tokens) - len(one.job.prompt))
+            written = _written(method, loaded, shards[number], settings, progress)
             _keep(paths[number], sorted(written, key=lambda one: one.job.number), sources)
     total = sum(token_store.num_tokens(token_store.read_samples(path)) for path in paths)
     print(f"{len(jobs)} texts, {total} tokens, in {workdir}")
     return 0
 
 
-def _requests(config: ConfigDict, workdir: Path) -> list[tuple[str, str]]:
+def _requests(config: ConfigDict) -> list[tuple[str, str]]:
     """The requests of all files, each with its file's name, none twice and none from an evaluation set."""
     draw = random.Random(config.seed)
     seen: set[str] = set()
@@ -176,14 +171,28 @@ def _self_prompts(config: ConfigDict, workdir: Path, loaded: LoadedTarget, conso
     )
     texts: dict[int, str] = {}
     with Progress(len(jobs), 0, console, things="requests") as progress:
-        for one in write(Method(loaded.target), ModelParams(loaded.params, {}), jobs, settings):
+        for one in _written(Method(loaded.target), loaded, jobs, settings, progress):
             answer = one.tokens[len(opening_ids) :]
-            progress.advance(1, len(answer))
             if answer[-1] in tokenizer.stop_tokens:
                 texts[one.job.number] = tokenizer.decode(answer[:-1]).strip()
     requests = [texts[number] for number in sorted(texts)]
     results.write_whole(path, json.dumps(requests, ensure_ascii=False, indent=0))
     return requests
+
+
+def _written(
+    method: Method, loaded: LoadedTarget, jobs: Sequence[Job], settings: Settings, progress: Progress
+) -> list[Written]:
+    """What became of the jobs; the progress is told in groups."""
+    done: list[Written] = []
+    told = 0
+    for one in write(method, ModelParams(loaded.params, {}), jobs, settings):
+        done.append(one)
+        if len(done) % GROUP == 0 or len(done) == len(jobs):
+            new = done[told:]
+            progress.advance(len(new), sum(len(one.tokens) - len(one.job.prompt) for one in new))
+            told = len(done)
+    return done
 
 
 def _method(config: ConfigDict, loaded: LoadedTarget) -> Method:

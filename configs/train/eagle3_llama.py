@@ -1,0 +1,19 @@
+"""Train an EAGLE-3 drafter (arXiv 2503.01840) for SmolLM2 on its own words.
+
+    python -m specjax.train --config=configs/train/eagle3_llama.py --workdir=runs/train/eagle3
+
+`data` names what configs/generate_llama.py wrote; its features are those of layers 2, 15 and 27 and the last.
+"""
+
+from ml_collections import ConfigDict
+
+from specjax.config import run_config
+
+
+def get_config() -> ConfigDict:
+    config = run_config("train")
+    config.drafter = {"name": "eagle3", "draft_length": 4, "draft_vocab_size": 4096}
+    config.training = {"unroll_steps": 3}
+    config.data = ("runs/self_written",)
+    config.supervise = "all"
+    return config

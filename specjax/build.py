@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from ml_collections import ConfigDict
 
 from specjax import draft_vocab, zoo
 from specjax.checkpoints import source as checkpoints
+from specjax.checkpoints.drafters import EMBEDDING, load_drafter
+from specjax.checkpoints.drafters_export import to_published
+from specjax.checkpoints.drafters_files import HUB, fetch, is_published
 from specjax.config import drafter_config, rule_options
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
@@ -82,17 +86,46 @@ def build_drafter(fields: Mapping[str, Any], loaded: LoadedTarget) -> tuple[Draf
 def _build_learned(
     name: str, module: ModuleType, config: Any, loaded: LoadedTarget
 ) -> tuple[Drafter, Params]:
-    """A drafter with the weights that training wrote; they decide what the config leaves open."""
-    if config.source is None:
+    """A drafter with weights that were trained; they decide what the config leaves open."""
+    learned = _load_learned(name, module, config, loaded)
+
+    def make(target: Target) -> Drafter:
+        return module.build(learned.config, target, learned.architecture)
+
+    weights = jax.device_put(learned.weights)
+    has_own = EMBEDDING in weights
+    drafter = with_own_embedding(make, loaded.target) if has_own else make(loaded.target)
+    if "lm_head" not in weights:
+        weights = draft_vocab.complete(weights, loaded.target, loaded.params)
+    return drafter, weights
+
+
+class _Learned(NamedTuple):
+    """A trained drafter; no architecture of its own means that it is like the target's layers."""
+
+    config: Any
+    architecture: Any
+    weights: Params
+
+
+def _load_learned(name: str, module: ModuleType, config: Any, loaded: LoadedTarget) -> _Learned:
+    """The drafter in the folder, of either kind, that a config's source names."""
+    source = config.source
+    if source is None:
         known = ", ".join(zoo.PREFIX + known for known in zoo.names()) or "none yet"
         raise ConfigError(
             f"the drafter '{name}' needs weights: set drafter.source to a folder that specjax.train wrote, "
-            f"or to one of the zoo's ({known})"
+            f"to a published drafter (a folder, or hf:owner/name), or to one of the zoo's ({known})"
         )
-    given, about = read_drafter(zoo.folder(config.source))
+    folder = fetch(source) if source.startswith(HUB) else zoo.folder(source)
+    if is_published(folder):
+        found = load_drafter(folder, name, loaded.target, source)
+        config = dataclasses.replace(config, **_agreed(config, found.fields, source))
+        return _Learned(config, found.architecture, found.weights)
+    given, about = read_drafter(folder)
     if about.get("drafter") != name:
         raise ConfigError(
-            f"'{config.source}' holds weights for the drafter '{about.get('drafter')}', not for '{name}'"
+            f"'{source}' holds weights for the drafter '{about.get('drafter')}', not for '{name}'"
         )
     own = [field for field in dataclasses.fields(config) if field.name not in _SHAPE]
     config = dataclasses.replace(
@@ -107,8 +140,70 @@ def _build_learned(
     trainable = module.trainable(config, training, loaded.target)
     counts = np.zeros(loaded.target.vocab_size, np.int32)
     template = jax.eval_shape(lambda key: trainable.init(key, loaded.params, counts), jax.random.key(0))
-    weights = fit(given, template[0] | template[1], config.source)
-    return module.build(config, loaded.target), draft_vocab.complete(weights, loaded.target, loaded.params)
+    return _Learned(config, None, fit(given, template[0] | template[1], source))
+
+
+def _agreed(config: Any, found: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Fields as the files have them; ConfigError where the config says otherwise."""
+    for field in dataclasses.fields(config):
+        given = getattr(config, field.name)
+        if field.name in found and given not in (field.default, found[field.name]):
+            raise ConfigError(
+                f"drafter.{field.name} is {given} and '{source}' has {found[field.name]}: leave the field out"
+            )
+    return found
+
+
+def export_drafter(fields: Mapping[str, Any], loaded: LoadedTarget, folder: Path) -> None:
+    """Write the trained drafter that `fields` names in its published format, in the type of the target.
+
+    Raises ConfigError and CheckpointError where it cannot be read, and CheckpointError where `folder` exists.
+    """
+    config = drafter_config(fields)
+    module = find_module("drafters", fields["name"])
+    if not hasattr(module, "trainable"):
+        raise ConfigError(f"the drafter '{fields['name']}' has no weights of its own to export")
+    config, architecture, weights = _load_learned(fields["name"], module, config, loaded)
+    layers: tuple[int, ...] = ()
+    if hasattr(module, "layers_of"):
+        layers = module.layers_of(config, loaded.target)
+        architecture = architecture or module.like(config, loaded.target)
+    elif hasattr(module, "like"):
+        architecture = architecture or module.like(loaded.target)
+    base = loaded.source.removeprefix(HUB)
+    to_published(folder, weights, architecture, base=base, state_layers=layers)
+
+
+class _Beside(NamedTuple):
+    """The target's weights, and an embedding in place of its own."""
+
+    target: Params
+    embedding: Params
+
+
+def with_own_embedding(make: Callable[[Target], Drafter], target: Target) -> Drafter:
+    """The drafter that `make` builds on a target, reading tokens through its weights' own embedding."""
+
+    def embed(params: _Beside, tokens: jax.Array) -> jax.Array:
+        # As the target's embedding does, negative tokens read row 0, and nobody reads the result.
+        return jnp.take(params.embedding["weight"], jnp.maximum(tokens, 0), axis=0)
+
+    drafter = make(
+        target._replace(
+            embed=embed,
+            unembed=lambda params, hidden: target.unembed(params.target, hidden),
+            head_rows=lambda params, tokens: target.head_rows(params.target, tokens),
+        )
+    )
+
+    def beside(params: ModelParams) -> ModelParams:
+        return params._replace(target=_Beside(params.target, params.drafter[EMBEDDING]))
+
+    return drafter._replace(
+        init=lambda params, *rest: drafter.init(beside(params), *rest),
+        propose=lambda params, *rest: drafter.propose(beside(params), *rest),
+        observe=lambda params, *rest: drafter.observe(beside(params), *rest),
+    )
 
 
 # The fields of a learned drafter that its weights do not depend on.

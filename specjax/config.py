@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import runpy
 import types
@@ -44,17 +45,42 @@ def run_config(task: str = "compare") -> ConfigDict:
 
 
 def load_config(path: str) -> ConfigDict:
-    """What `get_config()` of a Python file returns; ConfigError if there is none or it fails."""
-    if not Path(path).is_file():
-        raise ConfigError(f"there is no config file {path}: give the path of one, as in configs/")
+    """What `get_config()` of a Python file returns, or `get_config(ARGUMENT)` for a path "FILE.py:ARGUMENT".
+
+    A file whose `get_config` takes an argument lists the known ones in `VARIANTS`. ConfigError if there is
+    no such file or argument, or if the file fails.
+    """
+    file, _, argument = path.partition(".py:")
+    file = f"{file}.py" if argument else path.removesuffix(":")
+    if not Path(file).is_file():
+        raise ConfigError(f"there is no config file {file}: give the path of one, as in configs/")
     try:
-        get_config = runpy.run_path(path).get("get_config")
-        config = get_config() if callable(get_config) else None
+        content = runpy.run_path(file)
+        get_config = content.get("get_config")
+        arguments = _arguments(file, argument, content) if callable(get_config) else ()
+        config = get_config(*arguments) if callable(get_config) else None
+    except ConfigError:
+        raise
     except Exception as error:
-        raise ConfigError(f"the config file {path} fails with {type(error).__name__}: {error}") from error
+        raise ConfigError(f"the config file {file} fails with {type(error).__name__}: {error}") from error
     if not isinstance(config, ConfigDict):
-        raise ConfigError(f"the config file {path} has no get_config() that returns a ConfigDict: add one")
+        raise ConfigError(f"the config file {file} has no get_config() that returns a ConfigDict: add one")
     return config
+
+
+def _arguments(file: str, argument: str, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a file's `get_config` is called with; ConfigError where it does not know the argument."""
+    if not argument:
+        return ()
+    if not inspect.signature(content["get_config"]).parameters:
+        raise ConfigError(f"the config file {file} takes no argument, and is given '{argument}': leave it out")
+    known = content.get("VARIANTS")
+    if known is not None and argument not in known:
+        raise ConfigError(
+            f"the config file {file} knows no '{argument}'{nearest(argument, known)}: choose one of "
+            f"{', '.join(known)}"
+        )
+    return (argument,)
 
 
 def override(config: ConfigDict, arguments: Sequence[str]) -> ConfigDict:

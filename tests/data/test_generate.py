@@ -28,9 +28,6 @@ def get_config():
 """
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "mat", "dog", "log")
 REQUESTS = [f"the cat sat on {word}" for word in WORDS]
-    f"the cat sat on {word}"
-    for word in ["one", "two", "three", "four", "five", "six", "seven", "mat", "dog", "log"]
-]
 
 
 @pytest.fixture(scope="module")

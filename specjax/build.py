@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 
 from specjax import draft_vocab, zoo
 from specjax.checkpoints import source as checkpoints
-from specjax.checkpoints.drafters import EMBEDDING, load_drafter
+from specjax.checkpoints.drafters import load_drafter
+from specjax.checkpoints.drafters_eagle import EMBEDDING
 from specjax.checkpoints.drafters_export import to_published
 from specjax.checkpoints.drafters_files import HUB, fetch, is_published
 from specjax.config import drafter_config, rule_options

@@ -73,7 +73,9 @@ def _arguments(file: str, argument: str, content: Mapping[str, Any]) -> tuple[st
     if not argument:
         return ()
     if not inspect.signature(content["get_config"]).parameters:
-        raise ConfigError(f"the config file {file} takes no argument, and is given '{argument}': leave it out")
+        raise ConfigError(
+            f"the config file {file} takes no argument, and is given '{argument}': leave it out"
+        )
     known = content.get("VARIANTS")
     if known is not None and argument not in known:
         raise ConfigError(

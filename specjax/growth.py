@@ -67,24 +67,24 @@ def grow_chain(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, cont
     own = jnp.ones((batch, 1, 1), bool)
     by_depth = jax.vmap(lambda key: jax.random.split(key, shape.max_depth))(keys).T
 
-    def choose(keys, logits: Float[Array, "B 1 V"]) -> tuple[Int[Array, "B 1"], Float[Array, "B V"]]:
-        law = _law(logits, warp, is_point_mass)
-        return draw_children(keys, law, 1, shape.law), law[:, 0]
+    def choose(keys, logits: Float[Array, "B 1 V"]) -> tuple[Int[Array, "B 1"], Float[Array, "B 1 V"]]:
+        return _children(keys, logits, 1, shape.law, warp)
 
     def extend(carry, keys):
         cache, token, state = carry
         # One token deeper each time, and so is the context.
         out = read(token, state, 1, own, cache)
         token, law = choose(keys, out.logits)
-        return (kv.commit(out.cache, jnp.ones((batch,), jnp.int32)), token, out.carry), (token[:, 0], law)
+        return (kv.commit(out.cache, jnp.ones((batch,), jnp.int32)), token, out.carry), (token, law)
 
     first, first_law = choose(by_depth[0], context.logits)
     (cache, _, _), (rest, laws) = jax.lax.scan(extend, (context.cache, first, context.carry), by_depth[1:])
-    tokens = jnp.concatenate((jnp.full_like(first, NO_TOKEN), first, rest.T), axis=1)
-    laws = jnp.concatenate((first_law[None], laws, jnp.zeros_like(first_law)[None])).swapaxes(0, 1)
+    tokens = jnp.concatenate((jnp.full_like(first, NO_TOKEN), first, rest[..., 0].T), axis=1)
+    every_law = jnp.concatenate((first_law[None], laws, jnp.zeros_like(first_law)[None]))
+    probs = None if is_point_mass else every_law[:, :, 0].swapaxes(0, 1)
     nodes = np.arange(shape.num_nodes)
     slots = np.where((nodes > 0) & (nodes < shape.max_depth), nodes - 1, NO_SLOT)
-    draft = Draft(tokens, repeat_parents(shape.tree.parents, batch), None if is_point_mass else laws)
+    draft = Draft(tokens, repeat_parents(shape.tree.parents, batch), probs)
     return Grown(draft, cache, repeat_parents(slots.tolist(), batch))
 
 
@@ -96,9 +96,8 @@ def grow_static(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, con
     tokens, laws = [jnp.full((batch, 1), NO_TOKEN, jnp.int32)], []
     out, parent_tokens = context, None
     for depth, level in enumerate(plan.levels, start=1):
-        law = _law(out.logits, warp, is_point_mass)
+        children, law = _children(by_depth[depth - 1], out.logits, level.num_children, shape.law, warp)
         laws.append(law)
-        children = draw_children(by_depth[depth - 1], law, level.num_children, shape.law)
         chosen = children[:, level.parent * level.num_children + level.rank]
         if parent_tokens is not None:
             chosen = jnp.where(parent_tokens[:, level.parent] == NO_TOKEN, NO_TOKEN, chosen)
@@ -176,5 +175,15 @@ def _plan(shape: Shape) -> _Plan:
     return _Plan(tuple(levels), slots, law_of)
 
 
-def _law(logits: Float[Array, "B N V"], warp: Warp, is_point_mass: bool) -> Float[Array, "B N V"]:
-    return jax.nn.softmax(logits) if is_point_mass else warp_probs(logits, warp)
+def _children(
+    keys: Key[Array, "B"], logits: Float[Array, "B N V"], num_children: int, law: ProposalLaw, warp: Warp
+) -> tuple[Int[Array, "B NC"], Float[Array, "B N V"]]:
+    """`num_children` for each of N nodes, the first node's first, and the law that they were drawn from.
+
+    Point masses have none, [B, N, 0].
+    """
+    if law is ProposalLaw.POINT_MASS:
+        tokens, _ = dynamic.likeliest(logits, num_children)
+        return tokens.reshape(tokens.shape[0], -1), logits[..., :0]
+    probs = warp_probs(logits, warp)
+    return draw_children(keys, probs, num_children, law), probs

@@ -41,7 +41,7 @@ ROOMS = {
     "data.chat_template": "",
     "data.tokenizer": "data.chat_template",
     "data.gguf_tokenizer": "data.tokenizer",
-    "checkpoints": "storage data.tokenizer data.gguf_tokenizer models types",
+    "checkpoints": "storage data.tokenizer data.gguf_tokenizer draft_vocab models types",
     "data": "data.tokenizer decode step verify sampling cache types",
     "eval": "config modules draft_vocab decode testing models step trees sampling types",
     "training": "training.losses data eval sharding decode step prefill sampling types",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -368,9 +369,47 @@ def test_own_task_by_its_module_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*_llama.py")), ids=lambda path: path.stem)
 def test_packaged_config_is_valid_and_says_how_to_run_it(path: Path, tmp_path: Path) -> None:
-    options = run.parse([f"--config={path}", f"--workdir={tmp_path}"])
-    assert options.config.drafter.name in module_names("drafters")
-    assert f"python -m specjax.run --config=configs/{path.name} --workdir=" in path.read_text()
+    config = run.parse([f"--config={path}", f"--workdir={tmp_path}"]).config
+    assert "drafter" not in config or config.drafter.name in module_names("drafters")
+    command = {"compare": "specjax.run", "generate": "specjax.data.generate"}[config.task]
+    assert f"python -m {command} --config=configs/{path.name} --workdir=" in path.read_text()
+
+
+def _variants(path: Path) -> list[str]:
+    return list(runpy.run_path(str(path)).get("VARIANTS", ()))
+
+
+CONFIGS = [path for path in sorted(ROOT.glob("configs/**/*.py"))]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [f"{path}:{variant}" for path in CONFIGS for variant in _variants(path)],
+    ids=lambda config: Path(config).name,
+)
+def test_every_argument_of_a_packaged_config_is_valid(config: str, tmp_path: Path) -> None:
+    drafter = run.parse([f"--config={config}", f"--workdir={tmp_path}"]).config.drafter
+    assert drafter.source.partition(":")[0] in ("hf", "zoo")
+
+
+ARGUMENT = CONFIG.replace(
+    "def get_config():", "VARIANTS = ('one', 'two')\n\ndef get_config(seed='one'):"
+).replace("    return", "    config.seed = 1 + VARIANTS.index(seed)\n    return")
+
+
+def test_argument_of_a_config_file_reaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, plain, workdir = tmp_path / "config.py", tmp_path / "plain.py", f"--workdir={tmp_path}/out"
+    file.write_text(ARGUMENT.format(target="nowhere", prompts="default"))
+    plain.write_text(CONFIG.format(target="nowhere", prompts="default"))
+    for argument, seed in (("", 1), (":one", 1), (":two", 2)):
+        assert run.parse([f"--config={file}{argument}", workdir]).config.seed == seed
+    for config, expected in (
+        (f"{file}:twoo", ["knows no 'twoo'", "did you mean 'two'", "choose one of one, two"]),
+        (f"{plain}:two", ["takes no argument, and is given 'two'", "leave it out"]),
+        (f"{tmp_path}/nowhere.py:two", ["no config file", "nowhere.py"]),
+    ):
+        assert run.main([f"--config={config}", workdir]) == 2
+        _assert_one_error(capsys, expected)
 
 
 def _assert_one_error(capsys: pytest.CaptureFixture[str], expected: list[str]) -> None:

@@ -39,7 +39,7 @@ def load_folder(
     Raises CheckpointError naming the file, field or tensor that is missing, broken or does not fit.
     """
     config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
-    params = check_and_nest(_tensors(folder), config, str(folder), dtype, spell=published_name)
+    params = check_and_nest(folder_tensors(folder), config, str(folder), dtype, spell=published_name)
     tokenizer = from_folder(folder) if (folder / "tokenizer.json").exists() else None
     return config, params, tokenizer
 
@@ -83,7 +83,7 @@ def published_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-def _tensors(folder: Path) -> dict[str, StoredTensor]:
+def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of every file of the folder by their names without `model.`, unread."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX)
@@ -97,7 +97,7 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     files: dict[str, str] = {}
     for path in paths:
-        for name, tensor in _read_header(path).items():
+        for name, tensor in read_header(path).items():
             short = name.removeprefix("model.")
             if short in tensors:
                 raise CheckpointError(
@@ -114,7 +114,8 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """List the tensors of a safetensors file by their names, unread; CheckpointError where it is damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; download it, or convert the weights to safetensors.")
     try:

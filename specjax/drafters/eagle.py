@@ -51,11 +51,9 @@ class Training:
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
 EXAMPLES = {
     "eagle": Config(draft_length=2),
-    "eagle iid": Config(draft_length=2, branching=(2, 1), proposal="iid_siblings"),
     "eagle without replacement": Config(
         draft_length=2, branching=(2, 1), proposal="siblings_without_replacement"
     ),
-    "eagle paths": Config(draft_length=2, paths=((0,), (1,), (0, 0)), proposal="point_mass"),
     "eagle dynamic": Config(draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5),
 }
 

@@ -48,8 +48,7 @@ class Training:
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
 EXAMPLES = {
-    "eagle3": Config(draft_length=2, state_layers=(0, 1)),
-    "eagle3 reduced": Config(draft_length=2, state_layers=(0, 1), draft_vocab_size=6),
+    "eagle3": Config(draft_length=2, state_layers=(0, 1), draft_vocab_size=6),
     "eagle3 dynamic": Config(
         draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5, state_layers=(0, 1)
     ),

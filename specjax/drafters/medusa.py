@@ -81,10 +81,6 @@ class Training:
 EXAMPLES = {
     "medusa": Config(draft_length=2),
     "medusa paths": Config(draft_length=2, paths=((0,), (1,), (0, 0), (1, 0)), proposal="point_mass"),
-    "medusa without replacement": Config(
-        draft_length=2, branching=(2, 1), proposal="siblings_without_replacement"
-    ),
-    "medusa dynamic": Config(draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5),
 }
 
 

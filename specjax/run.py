@@ -2,7 +2,7 @@
 
     python -m specjax.run --config=configs/ngram_llama.py --workdir=runs/ngram
 
-  --config=FILE[:ARGUMENT] a Python file whose get_config(ARGUMENT) starts from specjax.config.run_config(task)
+  --config=FILE[:ARGUMENT] a Python file whose get_config() starts from specjax.config.run_config(task)
   --config.FIELD=VALUE     override a field, e.g. --config.limit=2 --config.drafter.draft_length=8
   --workdir=DIR            where the results go; the same command goes on from an interruption
   --[no]stream             print the first prompt's text as it comes

@@ -13,7 +13,10 @@ from specjax.config import run_config
 def get_config() -> ConfigDict:
     config = run_config("train")
     config.drafter = {"name": "eagle", "draft_length": 4}
-    config.training = {"unroll_steps": 3, "draft_vocab_size": 8192, "feature_weight": 0.1, "noise": 0.1}
+    config.training = {"unroll_steps": 2, "draft_vocab_size": 8192, "feature_weight": 0.1, "noise": 0.1}
     config.data = ("runs/self_written",)
     config.supervise = "all"
+    # Small steps: there is less text than patience.
+    config.batch_size, config.max_length = 2, 512
+    config.held_out, config.eval_prompts, config.eval_every = 48, 24, 300
     return config

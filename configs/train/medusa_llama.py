@@ -3,7 +3,7 @@
     python -m specjax.train --config=configs/train/medusa_llama.py --workdir=runs/train/medusa
 
 `data` names what configs/generate_llama.py wrote, with its features beside it. Medusa-2 trains the target
-along, with --config.training.lm_weight=1.0, in a workdir of its own, which then receives the target's weights too.
+along, with --config.training.lm_weight=1.0, in a workdir of its own, which then receives its weights too.
 """
 
 from ml_collections import ConfigDict

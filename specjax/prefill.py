@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax import cache as kv
+from specjax.trees.topology import chain_mask
 from specjax.types import Forward, KVCache, Params
 
 # Long prompts are read in pieces, so that their scores need not stand in memory at once.
@@ -29,8 +30,7 @@ def read_prompt(
     def read(cache: KVCache, piece: Int[Array, "B C"]) -> tuple[KVCache, dict[str, jax.Array]]:
         width = piece.shape[1]
         positions = cache.length[:, None] + jnp.arange(width)[None, :]
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
-        out = forward(params, piece, positions, causal, cache, features)
+        out = forward(params, piece, positions, chain_mask(batch, width), cache, features)
         return kv.commit(out.cache, jnp.full((batch,), width, jnp.int32)), out.features
 
     whole = size - size % CHUNK if size > CHUNK else 0

@@ -216,6 +216,11 @@ def prob_of(probs: Float[Array, "B *N V"], tokens: Int[Array, "B *N"]) -> Float[
     return jnp.where(tokens == NO_TOKEN, 0.0, found)
 
 
+def law_at(laws: Float[Array, "B N V"], nodes: Int[Array, "B"]) -> Float[Array, "B V"]:
+    """The law at one node of each row."""
+    return jnp.take_along_axis(laws, nodes[:, None, None], axis=1)[:, 0]
+
+
 def residual(target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """max(0, target - draft), normalised; where nothing is left the laws agree, and the target's is it."""
     left = jnp.maximum(target_probs - draft_probs, 0.0)

@@ -24,7 +24,7 @@ ROOMS = {
     "sampling": "types",
     "proposals": "trees sampling types",
     "growth": "proposals trees sampling cache types",
-    "prefill": "cache types",
+    "prefill": "trees cache types",
     "models": "kernels cache sharding types",
     "training.losses": "",
     "training.foresight": "training.losses types",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from specjax.sampling import point_mass, prob_of, residual, sample, split_keys, uniform
+from specjax.sampling import law_at, point_mass, prob_of, residual, sample, split_keys, uniform
 from specjax.trees.topology import chain_path
 from specjax.types import NO_TOKEN, Draft, ProposalLaw, Verdict
 
@@ -50,11 +50,10 @@ def verify(
     passed = (uniform(test_keys, max_depth + 1) < weight_after(mass, weights)).at[:, 0].set(True)
     num_accepted = jnp.where(passed, jnp.arange(max_depth + 1, dtype=jnp.int32), 0).max(1)
 
-    def at_end(laws: Float[Array, "B N V"]) -> Float[Array, "B V"]:
-        return jnp.take_along_axis(laws, num_accepted[:, None, None], axis=1)[:, 0]
-
     weight = jnp.take_along_axis(weights, num_accepted[:, None], axis=1)
-    next_token = sample(next_keys, residual(weight * at_end(target_probs), at_end(laws)))
+    next_token = sample(
+        next_keys, residual(weight * law_at(target_probs, num_accepted), law_at(laws, num_accepted))
+    )
     return Verdict(chain_path(batch, max_depth), num_accepted, next_token)
 
 

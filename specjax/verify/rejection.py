@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from specjax.errors import ConfigError
-from specjax.sampling import point_mass, prob_of, residual, sample, split_keys, uniform
+from specjax.sampling import law_at, point_mass, prob_of, residual, sample, split_keys, uniform
 from specjax.trees.topology import chain_path
 from specjax.types import NO_TOKEN, Draft, ProposalLaw, Verdict
 
@@ -62,14 +62,11 @@ def verify(
     accepted = threshold * lenience * draft_prob < prob_of(target_probs[:, :-1], drafted)
     num_accepted = jnp.cumprod(accepted, axis=1).sum(1, dtype=jnp.int32)
 
-    def at_end(laws: Float[Array, "B N V"]) -> Float[Array, "B V"]:
-        return jnp.take_along_axis(laws, num_accepted[:, None, None], axis=1)[:, 0]
-
     nothing = jnp.full((batch, 1), NO_TOKEN, jnp.int32)
     refused = jnp.take_along_axis(jnp.append(drafted, nothing, axis=1), num_accepted[:, None], axis=1)
     if draft.probs is None:
         draft_law = point_mass(refused[:, 0], target_probs.shape[-1])
     else:
-        draft_law = jnp.where(refused == NO_TOKEN, 0.0, at_end(draft.probs))
-    next_token = sample(next_keys, residual(at_end(target_probs), draft_law))
+        draft_law = jnp.where(refused == NO_TOKEN, 0.0, law_at(draft.probs, num_accepted))
+    next_token = sample(next_keys, residual(law_at(target_probs, num_accepted), draft_law))
     return Verdict(chain_path(batch, max_depth), num_accepted, next_token)

@@ -7,10 +7,9 @@ judging them one after the other by the target's probability (arXiv 2305.09781, 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from specjax.sampling import sample
+from specjax.sampling import law_at, sample
 from specjax.trees.descent import descend
 from specjax.types import Draft, ProposalLaw, Verdict
 
@@ -24,7 +23,7 @@ def verify(
     """The path of drawn tokens that the tree holds, then the first draw that it does not."""
 
     def choose(depth, node):
-        law = jnp.take_along_axis(target_probs, node[:, None, None], axis=1)[:, 0]
+        law = law_at(target_probs, node)
         return sample(jax.vmap(lambda key: jax.random.fold_in(key, depth))(keys), law)
 
     return descend(draft, choose, max_depth)

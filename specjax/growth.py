@@ -21,10 +21,11 @@ from specjax.types import NO_TOKEN, Draft, ProposalLaw, Warp
 class Reading(NamedTuple):
     """What reading W nodes gave: `logits` [B, W, V] after each, what each hands its children, the `cache`.
 
-    `carry` [B, W, F] is a state that a child's reading starts from; a language model has none (F = 0).
+    Where they are the same after every node, `logits` are [B, 1, V]. `carry` [B, W, F] is a state that a
+    child's reading starts from; a language model has none (F = 0).
     """
 
-    logits: Float[Array, "B W V"]
+    logits: Float[Array, "B #W V"]
     carry: Float[Array, "B W F"]
     cache: Any
 
@@ -68,7 +69,7 @@ def grow_chain(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, cont
     by_depth = jax.vmap(lambda key: jax.random.split(key, shape.max_depth))(keys).T
 
     def choose(keys, logits: Float[Array, "B 1 V"]) -> tuple[Int[Array, "B 1"], Float[Array, "B 1 V"]]:
-        return _children(keys, logits, 1, shape.law, warp)
+        return _children(keys, logits, 1, 1, shape.law, warp)
 
     def extend(carry, keys):
         cache, token, state = carry
@@ -96,7 +97,10 @@ def grow_static(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, con
     tokens, laws = [jnp.full((batch, 1), NO_TOKEN, jnp.int32)], []
     out, parent_tokens = context, None
     for depth, level in enumerate(plan.levels, start=1):
-        children, law = _children(by_depth[depth - 1], out.logits, level.num_children, shape.law, warp)
+        num_parents = out.carry.shape[1]
+        children, law = _children(
+            by_depth[depth - 1], out.logits, num_parents, level.num_children, shape.law, warp
+        )
         laws.append(law)
         chosen = children[:, level.parent * level.num_children + level.rank]
         if parent_tokens is not None:
@@ -120,7 +124,11 @@ def grow_dynamic(read: Read, shape: Shape, context: Reading) -> Grown:
     """A tree that grows where the drafter is confident (arXiv 2406.16858)."""
     tree, out = dynamic.start(context.logits.shape[0]), context
     for depth, width in enumerate(shape.widths, start=1):
-        tree = dynamic.expand(tree, *dynamic.likeliest(out.logits, width), width)
+        tokens, log_probs = (
+            jnp.broadcast_to(part, (*tree.tokens.shape, width))
+            for part in dynamic.likeliest(out.logits, width)
+        )
+        tree = dynamic.expand(tree, tokens, log_probs, width)
         if depth < shape.max_depth:
             carry = jnp.take_along_axis(out.carry, tree.origin[..., None], axis=1)
             out = read(jnp.maximum(tree.tokens, 0), carry, depth, tree.seen, out.cache)
@@ -176,14 +184,21 @@ def _plan(shape: Shape) -> _Plan:
 
 
 def _children(
-    keys: Key[Array, "B"], logits: Float[Array, "B N V"], num_children: int, law: ProposalLaw, warp: Warp
+    keys: Key[Array, "B"],
+    logits: Float[Array, "B #N V"],
+    num_nodes: int,
+    num_children: int,
+    law: ProposalLaw,
+    warp: Warp,
 ) -> tuple[Int[Array, "B NC"], Float[Array, "B N V"]]:
     """`num_children` for each of N nodes, the first node's first, and the law that they were drawn from.
 
     Point masses have none, [B, N, 0].
     """
+    batch, _, vocab_size = logits.shape
     if law is ProposalLaw.POINT_MASS:
         tokens, _ = dynamic.likeliest(logits, num_children)
-        return tokens.reshape(tokens.shape[0], -1), logits[..., :0]
-    probs = warp_probs(logits, warp)
+        tokens = jnp.broadcast_to(tokens, (batch, num_nodes, num_children))
+        return tokens.reshape(batch, -1), logits[..., :0]
+    probs = jnp.broadcast_to(warp_probs(logits, warp), (batch, num_nodes, vocab_size))
     return draw_children(keys, probs, num_children, law), probs

@@ -7,8 +7,9 @@ ones, their inputs are read again with its states.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import cache as kv
 from specjax.growth import Reading, grow
+from specjax.models.llama import LlamaConfig
 from specjax.prefill import CHUNK
 from specjax.proposals import Shape
 from specjax.trees.topology import chain_mask
-from specjax.types import Context, Draft, Drafter, KVCache, ModelParams, Verdict
+from specjax.types import Context, Draft, Drafter, KVCache, ModelParams, Params, Verdict
 
 
 class StateNetwork(NamedTuple):
@@ -45,6 +47,23 @@ class State(NamedTuple):
     unread: Float[Array, "B D1 H"]
 
 
+def one_layer_cache(layer: LlamaConfig, dtype: Any) -> Callable[[int, int], KVCache]:
+    """What makes the cache of a head that is one layer of Llama's kind."""
+    return functools.partial(
+        kv.init_cache, num_layers=1, num_heads=layer.num_kv_heads, head_dim=layer.head_dim, dtype=dtype
+    )
+
+
+def adding_nothing(block: Params) -> Params:
+    """A layer's weights with outputs of 0: it starts by handing its input on."""
+
+    def silenced(part: Params, name: str) -> Params:
+        return part | {name: jax.tree.map(jnp.zeros_like, part[name])}
+
+    attention, mlp = silenced(block["self_attn"], "o_proj"), silenced(block["mlp"], "down_proj")
+    return block | {"self_attn": attention, "mlp": mlp}
+
+
 def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
     """Drafts of a head on the target's states; the cache holds inputs whose states are the target's."""
     max_depth = shape.max_depth
@@ -61,7 +80,7 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
 
     def read_prompt(params: ModelParams, tokens, states: Float[Array, "B P H"], cache: KVCache) -> KVCache:
         batch, size, _ = states.shape
-        following = tokens[:, 1 : size + 1] if tokens.shape[1] > size else jnp.roll(tokens, -1, axis=1)
+        following = jnp.roll(tokens, -1, axis=1)[:, :size]
         for start in range(0, size, CHUNK):
             piece = slice(start, min(start + CHUNK, size))
             width = piece.stop - piece.start

@@ -1,8 +1,10 @@
-"""Where specjax keeps what it fetched or built, to have it again."""
+"""Where specjax keeps what it fetched or built, and how a file is written whole."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -11,3 +13,14 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("SPECJAX_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specjax"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write a file that then takes the place of `path`: a reader finds the old or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield draft
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ ROOMS = {
     "training.losses": "",
     "training.foresight": "training.losses types",
     "draft_vocab": "models types",
-    "state_drafting": "growth proposals prefill trees cache types",
+    "state_drafting": "growth proposals prefill models trees cache types",
     "drafters": "state_drafting draft_vocab training.losses training.foresight models prefill growth"
     " proposals trees sampling cache types",
     "verify": "trees sampling types",
@@ -42,9 +42,9 @@ ROOMS = {
     "data.tokenizer": "data.chat_template",
     "data.gguf_tokenizer": "data.tokenizer",
     "checkpoints": "storage data.tokenizer data.gguf_tokenizer draft_vocab models types",
-    "data": "data.tokenizer decode step verify sampling cache types",
-    "eval": "config modules draft_vocab decode testing models step trees sampling types",
-    "training": "training.losses data eval sharding decode step prefill sampling types",
+    "data": "storage data.tokenizer decode step verify sampling cache types",
+    "eval": "storage config modules draft_vocab decode testing models step trees sampling types",
+    "training": "training.losses checkpoints data eval sharding decode step prefill sampling types",
     "analysis": "trees types",
     "zoo": "",
     "build": "zoo draft_vocab proposals config modules eval training checkpoints data data.tokenizer decode"

@@ -32,9 +32,9 @@ TREE = balanced((TOP, TOP, TOP))
 @functools.partial(jax.jit, static_argnums=0)
 def read(target: Target, params: Params, tokens: jax.Array) -> jax.Array:
     batch, size = tokens.shape
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (batch, size, size))
     positions = jnp.broadcast_to(jnp.arange(size), tokens.shape)
-    return target.forward(params, tokens, positions, causal, target.init_cache(batch, size)).logits
+    mask = chain_mask(batch, size)
+    return target.forward(params, tokens, positions, mask, target.init_cache(batch, size)).logits
 
 
 def last_logits(target: Target, params: Params, texts: list[list[int]]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """What a training step costs beside its matrix products as large ones: run from the repository's root.
 
-    python experiments/training_throughput/measure.py --config=configs/eagle_llama.py --config.batch_size=8
+    python experiments/training_throughput/measure.py --config=configs/train/eagle_llama.py
 
 Counts the matrix products of the step's program, with their gradients and with features that are not read
 from beside the texts; times steps and a large product of the same type in turn; prints medians.

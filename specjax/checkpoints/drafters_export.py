@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from specjax.checkpoints.drafters_eagle import EMBEDDING, MIDLAYER, STATE_LAYERS
-from specjax.checkpoints.drafters_files import CONFIG, IS_DRAFTED, MEDUSA_WEIGHTS, OFFSETS, flat
+from specjax.checkpoints.drafters_files import CONFIG, IS_DRAFTED, MEDUSA_WEIGHTS, OFFSETS, named
+from specjax.checkpoints.export import new_folder
 from specjax.checkpoints.huggingface import WEIGHTS
 from specjax.checkpoints.validate import Array, Params
 from specjax.draft_vocab import TOKENS
@@ -49,31 +47,17 @@ def to_published(
     else:
         config, tensors = _medusa(weights, base)
     name = MEDUSA_WEIGHTS if architecture is None else WEIGHTS
-    folder = Path(folder)
-    if folder.exists():
-        raise CheckpointError(f"{folder} exists already; name a new folder, or remove this one first.")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=folder.parent))
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written ({error.strerror or error}).") from error
-    try:
+    with new_folder(folder) as staging:
         save_file(tensors, staging / name, metadata={"format": "pt"})
+        (staging / name).chmod(0o644)  # the library leaves it to the owner alone
         (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        staging.chmod(0o755)  # both are made for their owner alone
-        (staging / name).chmod(0o644)
-        os.replace(staging, folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written ({error.strerror or error}).") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _eagle(weights: Params, architecture: EagleConfig) -> tuple[dict[str, Any], dict[str, Array]]:
     layer = architecture.layer
     block, config = _unpacked(weights["layers"][0], layer)
     parts = {name: weights[name] for name in ("fc", EMBEDDING) if name in weights}
-    tensors = dict(flat({**parts, "layers": {0: block}}, "")) | _offsets(weights)
+    tensors = named({**parts, "layers": {0: block}}) | _offsets(weights)
     return {"architectures": ["LlamaForCausalLM"], **config, "bias": architecture.fc_bias}, tensors
 
 
@@ -91,7 +75,7 @@ def _eagle3(
                 "the drafter, and engines would leave it out; fuse the states of more layers."
             )
     parts = {name: weights[name] for name in names if name in weights}
-    tensors = dict(flat({**parts, MIDLAYER: block}, "")) | _offsets(weights)
+    tensors = named({**parts, MIDLAYER: block}) | _offsets(weights)
     if TOKENS in weights:
         tensors[IS_DRAFTED] = np.isin(np.arange(layer.vocab_size), weights[TOKENS])
     about = {
@@ -108,7 +92,7 @@ def _medusa(weights: Params, base: str) -> tuple[dict[str, Any], dict[str, Array
         parts = dict(head["blocks"])
         if "lm_head" in head:
             parts[len(parts)] = head["lm_head"]
-        tensors |= dict(flat(parts, f"{number}."))
+        tensors |= named({number: parts})
     first = heads[0]["blocks"]
     about = {
         "medusa_num_heads": len(heads),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specjax.checkpoints import huggingface
-from specjax.checkpoints.validate import FLOAT_DTYPES, Array, Params, StoredTensor
+from specjax.checkpoints.names import flatten, unflatten
+from specjax.checkpoints.validate import FLOAT_DTYPES, Array, Params, StoredTensor, check_names, check_tensor
 from specjax.data.tokenizer import read_json
 from specjax.errors import CheckpointError
 
@@ -78,52 +79,21 @@ def check(
     optional: Collection[str] = (),
 ) -> None:
     """Raise CheckpointError by its name where a tensor is missing, unused, or of another shape or dtype."""
-    missing = [name for name in shapes if name not in tensors and name not in optional]
-    unused = [name for name in tensors if name not in shapes and not name.endswith("rotary_emb.inv_freq")]
-    for names, fault, remedy in (
-        (missing, "is missing", "the file is incomplete or belongs to another architecture"),
-        (unused, "is not part of this architecture", "leaving it out would compute something else"),
-    ):
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise CheckpointError(f"{source}: tensor '{names[0]}'{more} {fault}; {remedy}.")
+    check_names(tensors, shapes, source, optional=optional)
     for name, shape in shapes.items():
-        if name not in tensors:
-            continue
-        tensor, known = tensors[name], _DTYPES.get(name, FLOAT_DTYPES)
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{source}: tensor '{name}' has shape {tensor.shape}, but the config makes it {shape}; "
-                "the weights and the config belong to different models."
-            )
-        if tensor.dtype not in known:
-            raise CheckpointError(
-                f"{source}: tensor '{name}' has dtype {tensor.dtype}; known are {', '.join(known)}. "
-                "Convert the checkpoint to one of them first."
-            )
+        if name in tensors:
+            check_tensor(name, tensors[name], shape, source, _DTYPES.get(name, FLOAT_DTYPES))
 
 
 def nest(tensors: Mapping[str, StoredTensor], names: Collection[str], dtype: npt.DTypeLike) -> Params:
     """Those of the named tensors that there are, nested, as `dtype` arrays; numbers in names are ints."""
-    params: Params = {}
-    for name in names:
-        if name not in tensors:
-            continue
-        *parents, leaf = (int(part) if part.isdigit() else part for part in name.split("."))
-        at = params
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[leaf] = np.asarray(tensors[name]).astype(dtype, copy=False)
-    return params
+    found = (name for name in names if name in tensors)
+    return unflatten({name: np.asarray(tensors[name]).astype(dtype, copy=False) for name in found})
 
 
-def flat(params: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Array]]:
-    """The arrays of a nested dict by their dotted names, on the host."""
-    for name, part in params.items():
-        if isinstance(part, Mapping):
-            yield from flat(part, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", np.ascontiguousarray(part)
+def named(params: Mapping[Any, Any]) -> dict[str, Array]:
+    """The arrays of a nested dict by their dotted names, on the host, as files want them."""
+    return {name: np.ascontiguousarray(leaf) for name, leaf in flatten(params).items()}
 
 
 def _safetensors(folder: Path) -> Path | None:

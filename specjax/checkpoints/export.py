@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path) -> None:
 
     Raises CheckpointError where the folder exists already or cannot be written.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise CheckpointError(f"{folder} exists already; name a new folder, or remove this one first.")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=folder.parent))
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written ({error.strerror or error}).") from error
-    try:
+    with new_folder(folder) as staging:
         _write_json(staging / "config.json", _config_json(checkpoint))
         tensors = {
             published_name(name): np.ascontiguousarray(_leaf(checkpoint.params, name))
@@ -45,6 +39,25 @@ def save_folder(checkpoint: Checkpoint, folder: Path) -> None:
             if checkpoint.tokenizer.chat_template is not None:
                 settings["chat_template"] = checkpoint.tokenizer.chat_template
             _write_json(staging / "tokenizer_config.json", settings)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Where to write what becomes `folder` once it is whole; nothing stays of what fails.
+
+    Raises CheckpointError where the folder exists already or cannot be written.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists already; name a new folder, or remove this one first.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.unfinished-", dir=folder.parent))
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written ({error.strerror or error}).") from error
+    try:
+        yield staging
+        staging.chmod(0o755)  # it was made for its owner alone
         os.replace(staging, folder)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written ({error.strerror or error}).") from error

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from specjax.checkpoints.names import unflatten
 from specjax.errors import CheckpointError
 from specjax.models.llama import LlamaConfig
 
+TIED_HEAD = "lm_head.weight"
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 
 Params = dict[Any, Any]  # nested; the keys are names, and ints for layers
@@ -82,25 +84,19 @@ def check_and_nest(
     """
     check_num_layers(config, len(tensors), source)
     shapes = expected_shapes(config)
-    _check_names(tensors, shapes, source, spell)
+    # A head may stand there twice where it is tied: it is compared once it has been read.
+    check_names([name for name in tensors if name != TIED_HEAD or name in shapes], shapes, source, spell)
     for name, shape in shapes.items():
-        _check_tensor(spell(name), tensors[name], shape, source)
+        check_tensor(spell(name), tensors[name], shape, source)
+    params = unflatten({name: np.asarray(tensors[name]).astype(dtype, copy=False) for name in shapes})
 
-    params: Params = {}
-    for name in shapes:
-        *parents, leaf = (int(part) if part.isdigit() else part for part in name.split("."))
-        node = params
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = np.asarray(tensors[name]).astype(dtype, copy=False)
-
-    if config.tie_embeddings and "lm_head.weight" in tensors:
-        head, embedding = tensors["lm_head.weight"], params["embed_tokens"]["weight"]
-        _check_tensor(spell("lm_head.weight"), head, embedding.shape, source)
+    if config.tie_embeddings and TIED_HEAD in tensors:
+        head, embedding = tensors[TIED_HEAD], params["embed_tokens"]["weight"]
+        check_tensor(spell(TIED_HEAD), head, embedding.shape, source)
         if not np.array_equal(np.asarray(head).astype(dtype, copy=False), embedding):
             raise CheckpointError(
                 f"{source}: the config ties the output head to the embedding, yet tensor "
-                f"'{spell('lm_head.weight')}' differs from '{spell('embed_tokens.weight')}'; set "
+                f"'{spell(TIED_HEAD)}' differs from '{spell('embed_tokens.weight')}'; set "
                 "tie_word_embeddings to false in config.json to use the head."
             )
     return params
@@ -115,13 +111,16 @@ def check_num_layers(config: LlamaConfig, num_tensors: int, source: str) -> None
         )
 
 
-def _check_names(
-    tensors: Mapping[str, ArrayLike], shapes: Mapping[str, Any], source: str, spell: Callable[[str], str]
+def check_names(
+    given: Collection[str],
+    wanted: Collection[str],
+    source: str,
+    spell: Callable[[str], str] = str,
+    optional: Collection[str] = (),
 ) -> None:
-    missing = [name for name in shapes if name not in tensors]
-    unused = [name for name in tensors if name not in shapes and not name.endswith("rotary_emb.inv_freq")]
-    if "lm_head.weight" in unused:
-        unused.remove("lm_head.weight")  # a tied duplicate, compared once it has been read
+    """CheckpointError where a tensor that is not optional is missing, or where one is not wanted."""
+    missing = [name for name in wanted if name not in given and name not in optional]
+    unused = [name for name in given if name not in wanted and not name.endswith("rotary_emb.inv_freq")]
     for names, fault, remedy in (
         (missing, "is missing", "the file is incomplete or belongs to another architecture"),
         (unused, "is not part of this architecture", "leaving it out would compute something else"),
@@ -131,14 +130,21 @@ def _check_names(
             raise CheckpointError(f"{source}: tensor '{spell(names[0])}'{more} {fault}; {remedy}.")
 
 
-def _check_tensor(name: str, tensor: ArrayLike, shape: tuple[int, ...], source: str) -> None:
+def check_tensor(
+    name: str,
+    tensor: ArrayLike,
+    shape: tuple[int, ...],
+    source: str,
+    dtypes: Collection[str] = FLOAT_DTYPES,
+) -> None:
+    """Raise CheckpointError where a tensor has another shape or none of the dtypes."""
     if tuple(tensor.shape) != shape:
         raise CheckpointError(
             f"{source}: tensor '{name}' has shape {tuple(tensor.shape)}, but the config makes it {shape}; "
             "the weights and the config belong to different models."
         )
-    if str(tensor.dtype) not in FLOAT_DTYPES:
+    if str(tensor.dtype) not in dtypes:
         raise CheckpointError(
-            f"{source}: tensor '{name}' has dtype {tensor.dtype}; known are {', '.join(FLOAT_DTYPES)}. "
+            f"{source}: tensor '{name}' has dtype {tensor.dtype}; known are {', '.join(dtypes)}. "
             "Convert the checkpoint to one of them first."
         )

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from specjax.data.feature_store import features_path, read_features
 from specjax.data.token_store import read_samples, token_files
-from specjax.errors import ConfigError
+from specjax.errors import ConfigError, import_extra
 from specjax.types import TrainingBatch
 
 ANSWERS, ALL = "answers", "all"
@@ -125,7 +125,7 @@ def make_batches(
     every batch has as many tokens as `num_rows` of full length and little of it is padding. `features` are
     read from beside the texts. Every text comes once an epoch; rows that are left over have length 0.
     """
-    grain = _grain()
+    grain = import_extra("grain", "training needs", "train")
     groups = _groups(texts, num_rows * num_processes, max_length, seed)
 
     def make(group: _Group) -> TrainingBatch:
@@ -175,11 +175,3 @@ def _row(text: Text, names: Sequence[str], width: int) -> TrainingBatch:
         {name: np.pad(rows, ((0, width - known), (0, 0))) for name, rows in found.items()},
     )
     return TrainingBatch(*fields)
-
-
-def _grain():
-    try:
-        import grain
-    except ImportError as error:
-        raise ConfigError("training needs grain: pip install 'specjax[train]'") from error
-    return grain

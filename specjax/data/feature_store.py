@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specjax.errors import ConfigError
+from specjax.storage import replacing
 
 
 def features_path(tokens_path: Path) -> Path:
@@ -21,13 +21,9 @@ def features_path(tokens_path: Path) -> Path:
 
 def write_features(path: Path, features: Mapping[str, Sequence[np.ndarray]]) -> None:
     """Write the features [T, F] of every text, by name and in the order of the texts, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as draft:
         save_file({name: np.concatenate(parts) for name, parts in features.items()}, draft)
         draft.chmod(0o644)  # the library leaves it to the owner alone
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read_features(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import serialization
 from jaxtyping import Bool, Int
 
-from specjax.errors import ConfigError
+from specjax.errors import ConfigError, import_extra
+from specjax.storage import replacing
 
 SUFFIX = ".array_record"
 
@@ -27,16 +27,12 @@ class Sample(NamedTuple):
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Write a file whole, or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    # One text a group: readers ask for single ones, in any order.
-    writer = _array_record().ArrayRecordWriter(str(draft), "group_size:1,zstd:9")
-    try:
+    with replacing(path) as draft:
+        # One text a group: readers ask for single ones, in any order.
+        writer = _array_record().ArrayRecordWriter(str(draft), "group_size:1,zstd:9")
         for sample in samples:
             writer.write(_pack(sample))
         writer.close()
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -88,9 +84,5 @@ def _unpack(record: bytes) -> Sample:
     return Sample(tokens, np.cumsum(flips) % 2 == 1, found["temperature"], found["source"])
 
 
-def _array_record():
-    try:
-        from array_record.python import array_record_module
-    except ImportError as error:
-        raise ConfigError("token files need array_record: pip install 'specjax[train]'") from error
-    return array_record_module
+def _array_record() -> Any:
+    return import_extra("array_record.python.array_record_module", "token files need", "train")

@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from specjax import cache as kv
 from specjax import draft_vocab
 from specjax.models.eagle import Eagle, EagleConfig
 from specjax.models.functional import LAST_HIDDEN, init_module, pure
 from specjax.models.layers import activation_dtype
 from specjax.proposals import TreeConfig
-from specjax.state_drafting import StateNetwork, state_drafter, unroll
+from specjax.state_drafting import StateNetwork, adding_nothing, one_layer_cache, state_drafter, unroll
 from specjax.training import losses
 from specjax.training.foresight import check_distance, foresight, is_foreseen
 from specjax.types import Drafter, ModelParams, Params, Target, Trainable, TrainingBatch, not_offered
@@ -72,7 +71,7 @@ def like(target: Target) -> EagleConfig:
 
 def make_network(target: Target, architecture: EagleConfig) -> StateNetwork:
     """The head as pure functions; without weights of its own it takes the target's embedding and head."""
-    layer, dtype = architecture.layer, activation_dtype(target.dtype)
+    dtype = activation_dtype(target.dtype)
     run = pure(lambda rngs: Eagle(architecture, dtype=dtype, rngs=rngs))
 
     def encode(params: ModelParams, features: dict[str, jax.Array]) -> Float[Array, "B N H"]:
@@ -93,13 +92,7 @@ def make_network(target: Target, architecture: EagleConfig) -> StateNetwork:
         encode=encode,
         forward=forward,
         logits=logits,
-        init_cache=functools.partial(
-            kv.init_cache,
-            num_layers=1,
-            num_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            dtype=dtype,
-        ),
+        init_cache=one_layer_cache(architecture.layer, dtype),
     )
 
 
@@ -113,10 +106,7 @@ def trainable(config: Config, training: Training, target: Target) -> Trainable:
     def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
         del target_params
         weights = init_module(lambda rngs: Eagle(architecture, dtype=dtype, rngs=rngs), key)
-        # The layer starts by adding nothing to its input.
-        block = weights["layers"][0]
-        for part, name in ((block["self_attn"], "o_proj"), (block["mlp"], "down_proj")):
-            part[name]["weight"] = jnp.zeros_like(part[name]["weight"])
+        weights["layers"][0] = adding_nothing(weights["layers"][0])
         return weights, draft_vocab.choose(token_counts, training.draft_vocab_size)
 
     def loss(params: ModelParams, batch: TrainingBatch, key: Key[Array, ""]):

@@ -6,21 +6,19 @@ It foresees tokens, not states: its own outputs stand in for the target's states
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from specjax import cache as kv
 from specjax import draft_vocab
 from specjax.errors import ConfigError
 from specjax.models.eagle3 import Eagle3, Eagle3Config
 from specjax.models.functional import LAST_HIDDEN, LAYER_INPUT, init_module, pure
 from specjax.models.layers import activation_dtype
 from specjax.proposals import TreeConfig
-from specjax.state_drafting import StateNetwork, state_drafter, unroll
+from specjax.state_drafting import StateNetwork, adding_nothing, one_layer_cache, state_drafter, unroll
 from specjax.training.foresight import check_distance, foresight
 from specjax.types import Drafter, ModelParams, Params, Target, Trainable, TrainingBatch, not_offered
 
@@ -103,14 +101,7 @@ def make_network(config: Config, target: Target, architecture: Eagle3Config) -> 
         scores = score(own(params), states).astype(jnp.float32)
         return draft_vocab.in_target_vocab(scores, params, target.vocab_size)
 
-    layer = architecture.layer
-    init_cache = functools.partial(
-        kv.init_cache,
-        num_layers=1,
-        num_heads=layer.num_kv_heads,
-        head_dim=layer.head_dim,
-        dtype=dtype,
-    )
+    init_cache = one_layer_cache(architecture.layer, dtype)
     return StateNetwork(names, encode, forward, logits, init_cache)
 
 
@@ -136,11 +127,9 @@ def trainable(config: Config, training: Training, target: Target) -> Trainable:
         weights = init_module(make, key)
         vocab = draft_vocab.choose(token_counts, config.draft_vocab_size)
         drafted = vocab.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
-        # The head starts as the target's own, and the layer by adding nothing to its input.
+        # The head starts as the target's own.
         weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
-        block = weights["midlayer"]
-        for part, name in ((block["self_attn"], "o_proj"), (block["mlp"], "down_proj")):
-            part[name]["weight"] = jnp.zeros_like(part[name]["weight"])
+        weights["midlayer"] = adding_nothing(weights["midlayer"])
         return weights, vocab
 
     def loss(params: ModelParams, batch: TrainingBatch, key: Key[Array, ""]):

@@ -110,8 +110,7 @@ def build(config: Config, target: Target, architecture: None = None) -> Drafter:
 
         def read(tokens, carry, depth: int, seen, cache) -> Reading:
             # The head of this depth says the same after every token.
-            everywhere = jnp.broadcast_to(logits(depth), (*tokens.shape, target.vocab_size))
-            return Reading(everywhere, carry, cache)
+            return Reading(logits(depth), carry, cache)
 
         start = Reading(logits(0), jnp.zeros((len(keys), 1, 0)), None)
         return grow(read, shape, keys, context.warp, start).draft, state

@@ -16,6 +16,7 @@ import jax
 import jaxlib
 
 from specjax.errors import ConfigError
+from specjax.storage import replacing
 
 PARTIAL, GENERATIONS = "generations.partial.jsonl", "generations.jsonl"
 CONFIG, SUMMARY, TABLE = "config.json", "summary.json", "table.md"
@@ -49,12 +50,8 @@ def check_writable(folder: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file, so that a reader finds the old text or the new one and nothing between."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def resume(
@@ -68,16 +65,20 @@ def resume(
     `lines_of_batch` says how many lines a finished batch has. `config` is stored for the next run.
     """
     found = _read_lines(folder, files)
-    text = json.dumps(config, indent=2) + "\n"
-    if found:
-        check_same(folder, json.loads(text))
+    claim(folder, config, has_results=bool(found))
     counts = Counter(line["batch"] for line in found)
     kept = [line for line in found if counts[line["batch"]] == lines_of_batch.get(line["batch"])]
-    write_whole(folder / CONFIG, text)
     if not (folder / files.lines).exists():
         # Half a batch, or half a line, would stand in the way of what is appended.
         write_whole(folder / files.partial, _text(kept))
     return kept
+
+
+def claim(folder: Path, config: Mapping[str, Any], *, has_results: bool) -> None:
+    """Store the config of a run; ConfigError where the folder has results of another one."""
+    if has_results:
+        check_same(folder, config)
+    write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def append(folder: Path, lines: Iterable[Line], files: Files = COMPARISON) -> None:
@@ -134,7 +135,8 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"the workdir {folder} holds results without the {CONFIG} they belong to: name another --workdir"
         ) from error
-    before, now = dict(_flat(stored)), dict(_flat(config))
+    # As the file has it: JSON knows no tuples.
+    before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(config))))
     differing = [
         f"{name} ({before.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} here)"
         for name in sorted(before.keys() | now.keys())

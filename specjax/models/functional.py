@@ -33,6 +33,11 @@ def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool 
     graph, _ = nnx.split(template)
     block_graph, _ = nnx.split(template.layers[0])
 
+    def whole(params: Params) -> Llama:
+        """The model without its blocks: one set of weights stands for all."""
+        first = params["layers"] if stacked else params["layers"][0]
+        return _merge(graph, params | {"layers": dict.fromkeys(range(config.num_layers), first)})
+
     def forward(
         params: Params,
         tokens: Int[Array, "B N"],
@@ -41,12 +46,8 @@ def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool 
         cache: KVCache,
         features: tuple[str, ...] = (),
     ) -> ForwardOutput:
-        if stacked:
-            # The graph wants one entry a layer; the blocks proper come from the stack below.
-            first = jax.tree.map(lambda leaf: leaf[0], params["layers"])
-            model = _merge(graph, params | {"layers": dict.fromkeys(range(config.num_layers), first)})
-        else:
-            model = _merge(graph, params)
+        # The graph wants one entry a layer; stacked blocks come from the stack below.
+        model = whole(params) if stacked else _merge(graph, params)
         nodes = node_inputs(config, positions, cache.length, mask)
         x = model.embed_tokens(tokens)
 
@@ -84,11 +85,6 @@ def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool 
         stacked=stacked,
     )
 
-    def whole(params: Params) -> Llama:
-        """The model without its blocks, whatever their weights look like."""
-        first = params["layers"] if stacked else params["layers"][0]
-        return _merge(graph, params | {"layers": dict.fromkeys(range(config.num_layers), first)})
-
     def head_rows(params: Params, tokens: Int[Array, "K"]) -> Float[Array, "K H"]:
         return whole(params).head_rows(tokens)
 
@@ -108,8 +104,7 @@ def init_params(config: LlamaConfig, seed: int, *, dtype: Any = jnp.float32) -> 
     """Random weights as a nested dict, drawn from a normal law of deviation 0.02, then quantised for int8."""
     if dtype == jnp.int8:
         return quantize(init_params(config, seed))
-    model = Llama(config, dtype=dtype, rngs=nnx.Rngs(seed))
-    return nnx.to_pure_dict(nnx.split(model)[1])
+    return init_module(lambda rngs: Llama(config, dtype=dtype, rngs=rngs), jax.random.key(seed))
 
 
 def pure(make: Callable[[nnx.Rngs], nnx.Module], method: str = "__call__") -> Callable[..., Any]:

@@ -77,10 +77,7 @@ def run(options: Options) -> int:
     """Write what is missing of the shards, say how much there is, and return 0."""
     config, workdir, _ = options
     record = {**config.to_dict(), "environment": results.environment()}
-    record = json.loads(json.dumps(record))
-    if (workdir / results.CONFIG).exists():
-        results.check_same(workdir, record)
-    results.write_whole(workdir / results.CONFIG, json.dumps(record, indent=2) + "\n")
+    results.claim(workdir, record, has_results=(workdir / results.CONFIG).exists())
     requests = _requests(config)
     console = Console(stderr=True)
     console.print(f"loading {config.target}", highlight=False)

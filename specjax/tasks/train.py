@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -273,8 +272,8 @@ def _claim(workdir: Path, config: ConfigDict, texts: Sequence[data.Text]) -> Non
     for text in texts:
         digest.update(text.tokens.tobytes() + text.supervised.tobytes())
     about = {"texts_sha256": digest.hexdigest(), "environment": results.environment()}
-    record = json.loads(json.dumps({**config.to_dict(), **about}))
-    if (workdir / LINES).exists():
-        results.check_same(workdir, record)
+    record, is_begun = {**config.to_dict(), **about}, (workdir / LINES).exists()
     if jax.process_index() == 0:
-        results.write_whole(workdir / results.CONFIG, json.dumps(record, indent=2) + "\n")
+        results.claim(workdir, record, has_results=is_begun)
+    elif is_begun:
+        results.check_same(workdir, record)

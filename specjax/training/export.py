@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from specjax.checkpoints.names import flatten, unflatten
 from specjax.errors import CheckpointError
 from specjax.types import Params
 
@@ -60,24 +60,6 @@ def fit(params: Params, template: Params, source: str) -> Params:
                 f"{shapes[1] or 'absent'}: give the drafter the fields that {ABOUT} there names"
             )
     return unflatten({name: jnp.asarray(given[name], wanted[name].dtype) for name in wanted})
-
-
-def flatten(params: Params) -> dict[str, Any]:
-    """The leaves of a nested dict by their dotted names."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(params)
-    return {".".join(str(part.key) for part in path): leaf for path, leaf in paths}
-
-
-def unflatten(leaves: Mapping[str, Any]) -> Params:
-    """The inverse of `flatten`; a part of a name that is a number is a number."""
-    params: Params = {}
-    for name, leaf in leaves.items():
-        *parts, last = (int(part) if part.isdigit() else part for part in name.split("."))
-        at = params
-        for part in parts:
-            at = at.setdefault(part, {})
-        at[last] = leaf
-    return params
 
 
 def _stored(leaf: Any) -> np.ndarray:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from specjax.errors import ConfigError
+from specjax.errors import import_extra
+from specjax.eval.results import write_whole
 
 LINES, EVENTS = "metrics.jsonl", "tensorboard"
 
@@ -18,10 +19,9 @@ class History:
         """Go on after `step`: lines beyond it belong to steps that were lost and will be made again."""
         self._path = folder / LINES
         kept = [line for line in _whole_lines(self._path) if json.loads(line)["step"] <= step]
-        draft = self._path.with_name(f".{LINES}")
-        draft.write_text("".join(kept), encoding="utf-8")
-        draft.replace(self._path)
-        self._events = _summary_writer()(str(folder / EVENTS), purge_step=step + 1)
+        write_whole(self._path, "".join(kept))
+        tensorboard = import_extra("tensorboardX", "training needs", "train")
+        self._events = tensorboard.SummaryWriter(str(folder / EVENTS), purge_step=step + 1)
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Add a step's line; what is None has no value there."""
@@ -43,11 +43,3 @@ def _whole_lines(path: Path) -> list[str]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
-
-
-def _summary_writer():
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise ConfigError("training needs tensorboardX: pip install 'specjax[train]'") from error
-    return SummaryWriter

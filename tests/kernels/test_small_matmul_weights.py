@@ -11,6 +11,7 @@ from specjax.kernels import cpu_library
 from specjax.kernels.small_matmul import api, reference, row_sums
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
+from specjax.trees.topology import chain_mask
 from specjax.types import Params
 
 NODES, BATCHES = (1, 2, 3, 5, 8, 13, 16, 17, 24, 33, 48, 64), (1, 2, 4, 8)
@@ -117,8 +118,7 @@ def test_logits_of_a_node_do_not_depend_on_tree_or_batch(
         part = tokens[rows, nodes]
         batch, size = part.shape
         positions = cache.length[:, None] + jnp.arange(size)[None]
-        mask = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (batch, size, size))
-        out = forward(params, jnp.asarray(part), positions, mask, cache)
+        out = forward(params, jnp.asarray(part), positions, chain_mask(batch, size), cache)
         return np.asarray(out.logits), out.cache._replace(length=cache.length + size)
 
     alone = []

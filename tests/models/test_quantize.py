@@ -14,6 +14,7 @@ from specjax.config import run_config
 from specjax.models.functional import init_params, keep_layers, make_target, pack, stack_layers, unpack
 from specjax.models.llama import LlamaConfig
 from specjax.models.quantize import dequantize, quantize
+from specjax.trees.topology import chain_mask
 from specjax.types import Params, Target
 from tests.model_folder import write_model
 
@@ -22,9 +23,8 @@ def read(target: Target, params: Params) -> np.ndarray:
     """The logits of one causal pass."""
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 12)))
     positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((12, 12), bool)), (2, 12, 12))
     return np.asarray(
-        jax.jit(target.forward)(params, tokens, positions, causal, target.init_cache(2, 12)).logits
+        jax.jit(target.forward)(params, tokens, positions, chain_mask(2, 12), target.init_cache(2, 12)).logits
     )
 
 

@@ -7,6 +7,7 @@ people's code.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,14 +38,8 @@ def render(
 
     Raises SpecjaxError where the template is broken or refuses the messages.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     try:
-        return environment.from_string(template).render(
+        return _compiled(template).render(
             messages=messages,
             tools=None,
             documents=None,
@@ -58,6 +53,17 @@ def render(
             f"the chat template does not take these messages: {error}. Each needs a 'role' and a 'content', "
             "and many templates want user and assistant to alternate."
         ) from error
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
 
 
 def _raise_exception(message: str) -> None:

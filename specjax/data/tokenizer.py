@@ -37,6 +37,11 @@ class Tokenizer:
         """
         return self.inner.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of `text` and the characters, from one to before another, that each stands for."""
+        encoded = self.inner.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         return self.inner.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)

@@ -19,10 +19,12 @@ from rich.console import Console
 
 from specjax.build import LoadedTarget, build_target
 from specjax.config import Field, Options, check_at_least_1, check_seed
-from specjax.data import feature_store, instructions, token_store
+from specjax.data import instructions, shards
+from specjax.data.conversations import around
 from specjax.data.features import recording
+from specjax.data.reading import FEATURE_DTYPE, feature_bytes
 from specjax.data.self_written import GROUP, Job, Settings, Written, write
-from specjax.data.token_store import SUFFIX, Sample
+from specjax.data.token_store import Sample
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
 from specjax.eval import results
@@ -32,7 +34,6 @@ from specjax.step import Method
 from specjax.types import ModelParams
 
 PROMPTS = "prompts.json"
-FEATURE_DTYPE = jnp.bfloat16
 # A user's turn that the target wrote and that ran longer than this is none.
 LONGEST_REQUEST = 160
 
@@ -82,23 +83,23 @@ def run(options: Options) -> int:
     console = Console(stderr=True)
     console.print(f"loading {config.target}", highlight=False)
     loaded = build_target(config.target, jnp.dtype(config.dtype))
+    size = feature_bytes(loaded.target, loaded.params, config.features)
     jobs, sources = _jobs(config, workdir, loaded, requests, console)
-    shards = [jobs[at : at + config.shard_size] for at in range(0, len(jobs), config.shard_size)]
-    paths = [workdir / f"tokens-{number:05d}{SUFFIX}" for number in range(len(shards))]
-    todo = [number for number, path in enumerate(paths) if not path.is_file()]
+    every = shards.make_shards(workdir, jobs, config.shard_size)
+    todo = shards.missing(every)
     if config.features:
-        size = loaded.config.hidden_size * jnp.dtype(FEATURE_DTYPE).itemsize * len(config.features)
-        most = sum(len(job.prompt) + config.max_new_tokens for number in todo for job in shards[number])
+        most = sum(len(job.prompt) + config.max_new_tokens for shard in todo for job in shard.members)
         console.print(
             f"the features will take at most {size * most / 1e9:.1f} GB in {workdir}", highlight=False
         )
     method, settings = _method(config, loaded), _settings(config, loaded)
-    with Progress(len(jobs), len(jobs) - sum(len(shards[n]) for n in todo), console) as progress:
-        for number in todo:
-            written = _written(method, loaded, shards[number], settings, progress)
-            _keep(paths[number], sorted(written, key=lambda one: one.job.number), sources)
-    total = sum(token_store.num_tokens(token_store.read_samples(path)) for path in paths)
-    print(f"{len(jobs)} texts, {total} tokens, in {workdir}")
+    with Progress(len(jobs), len(jobs) - sum(len(shard.members) for shard in todo), console) as progress:
+        for shard in todo:
+            written = _written(method, loaded, shard.members, settings, progress)
+            written.sort(key=lambda one: one.job.number)
+            samples = [_sample(one, sources[one.job.number]) for one in written]
+            shards.write_shard(shard.path, samples, [one.features for one in written])
+    print(shards.summary(workdir, every))
     return 0
 
 
@@ -159,9 +160,8 @@ def _self_prompts(config: ConfigDict, workdir: Path, loaded: LoadedTarget, conso
     if path.is_file():
         return json.loads(path.read_text(encoding="utf-8"))
     tokenizer = _tokenizer(loaded)
-    marker = "\x00"
-    opening = tokenizer.chat([{"role": "user", "content": marker}], add_generation_prompt=False)
-    opening_ids = tuple(tokenizer.encode(opening.partition(marker)[0]))
+    opening, _ = around(tokenizer, [], "user")
+    opening_ids = tuple(tokenizer.encode(opening))
     jobs = [Job(number, opening_ids, 1.0) for number in range(config.self_prompts)]
     settings = _settings(config, loaded)._replace(
         max_new_tokens=LONGEST_REQUEST, capacity=len(opening_ids) + LONGEST_REQUEST + 1, seed=config.seed + 1
@@ -207,15 +207,6 @@ def _settings(config: ConfigDict, loaded: LoadedTarget) -> Settings:
         seed=config.seed,
         stop_tokens=_tokenizer(loaded).stop_tokens,
     )
-
-
-def _keep(path: Path, written: Sequence[Written], sources: Sequence[str]) -> None:
-    """Store a shard, its features first: a file of tokens says that the shard is whole."""
-    names = list(written[0].features)
-    if names:
-        features = {name: [one.features[name] for one in written] for name in names}
-        feature_store.write_features(feature_store.features_path(path), features)
-    token_store.write_samples(path, (_sample(one, sources[one.job.number]) for one in written))
 
 
 def _sample(one: Written, source: str) -> Sample:

@@ -1,7 +1,7 @@
 """A vocabulary for drafts smaller than the target's: what is never drafted need not be scored.
 
 Weights hold its tokens, in rising order, as "d2t" [K]; without it every token may be drafted. Decoding keeps
-the rows of the target's head for them at hand as "head" [K, H], which no file holds.
+the rows of the target's head for them at hand, the "weight" [K, H] of "head", which no file holds.
 """
 
 from __future__ import annotations
@@ -29,20 +29,25 @@ def choose(token_counts: Int[np.ndarray, "V"], size: int | None) -> Params:
     return {TOKENS: jnp.asarray(np.sort(frequent), jnp.int32)}
 
 
-def complete(weights: Params, target: Target, target_params: Params) -> Params:
-    """Weights as decoding wants them, with the rows of the target's head at hand."""
-    if TOKENS not in weights:
+def complete(weights: Params, target: Target, target_params: Params, *, whole: bool = False) -> Params:
+    """Weights as decoding wants them, with the rows of the target's head at hand.
+
+    Without a draft vocabulary the target's own head serves, unless the `whole` of it is to be at hand.
+    """
+    if TOKENS not in weights and not whole:
         return weights
-    return weights | {HEAD: target.head_rows(target_params, weights[TOKENS])}
+    tokens = weights.get(TOKENS, jnp.arange(target.vocab_size))
+    return weights | {HEAD: {"weight": target.head_rows(target_params, tokens)}}
 
 
 def scores(target: Target, params: ModelParams, states: Float[Array, "B N H"]) -> Float[Array, "B N K"]:
     """Logits of the tokens that may be drafted, from states that enter the target's head."""
-    if TOKENS not in params.drafter:
-        return target.unembed(params.target, states)
-    rows = params.drafter.get(HEAD)
-    if rows is None:
+    if HEAD in params.drafter:
+        rows = params.drafter[HEAD]["weight"]
+    elif TOKENS in params.drafter:
         rows = target.head_rows(params.target, params.drafter[TOKENS])
+    else:
+        return target.unembed(params.target, states)
     return project(states, rows).astype(jnp.float32)
 
 

@@ -19,8 +19,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_compiled_programs() -> Iterator[None]:
-    """Nearly all programs belong to one file of tests: kept for all of them they fill the memory."""
+def compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nearly all programs belong to one file of tests: kept for all of them they fill the memory.
+
+    Files that compile much and compute little are marked `quick_compile`.
+    """
+    is_quick = request.node.get_closest_marker("quick_compile") is not None
+    jax.config.update("jax_disable_most_optimizations", is_quick)
     yield
     jax.clear_caches()
 

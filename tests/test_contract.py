@@ -38,6 +38,8 @@ from specjax.types import (
     Warp,
 )
 
+pytestmark = pytest.mark.quick_compile
+
 NEW_TOKENS = 24
 CAPACITY = 64
 NEVER = 99

@@ -47,12 +47,14 @@ ROOMS = {
     "training": "training.losses checkpoints data eval sharding decode step prefill sampling types",
     "analysis": "trees types",
     "zoo": "",
-    "build": "zoo draft_vocab proposals config modules eval training checkpoints data data.tokenizer decode"
-    " step models types",
+    "targets": "checkpoints data.tokenizer models types",
+    "build_learned": "targets zoo draft_vocab proposals config modules training checkpoints models types",
+    "build": "build_learned targets config modules data.tokenizer step models types",
     "tasks": "build config modules analysis eval training training.losses sharding checkpoints data"
     " data.tokenizer zoo draft_vocab proposals models decode step sampling types",
     "run": "tasks storage config modules eval",
     "data.generate": "run",
+    "data.prepare": "run",
     "train": "run sharding",
     "sweep": "run build config analysis eval data data.tokenizer decode sampling types",
     "advise": "build config analysis eval types",

@@ -371,7 +371,8 @@ def test_own_task_by_its_module_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_packaged_config_is_valid_and_says_how_to_run_it(path: Path, tmp_path: Path) -> None:
     config = run.parse([f"--config={path}", f"--workdir={tmp_path}"]).config
     assert "drafter" not in config or config.drafter.name in module_names("drafters")
-    command = {"compare": "specjax.run", "generate": "specjax.data.generate"}[config.task]
+    by_task = {"generate": "specjax.data.generate", "prepare": "specjax.data.prepare"}
+    command = by_task.get(config.task, "specjax.run")
     assert f"python -m {command} --config=configs/{path.name} --workdir=" in path.read_text()
 
 
@@ -389,7 +390,7 @@ CONFIGS = [path for path in sorted(ROOT.glob("configs/**/*.py"))]
 )
 def test_every_argument_of_a_packaged_config_is_valid(config: str, tmp_path: Path) -> None:
     drafter = run.parse([f"--config={config}", f"--workdir={tmp_path}"]).config.drafter
-    assert drafter.source.partition(":")[0] in ("hf", "zoo")
+    assert drafter.source.partition(":")[0] in ("hf", "zoo", "pypi")
 
 
 ARGUMENT = CONFIG.replace(

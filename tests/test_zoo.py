@@ -62,7 +62,7 @@ def test_texts_are_the_greedy_ones_in_fewer_passes(name: str, loaded: LoadedTarg
         state, stats = generate(method, params, request, state)
         return new_tokens(state, prompts), float(stats.num_emitted.sum() / stats.num_steps.sum())
 
-    kind = name.partition("_")[0]
+    kind, _, _ = name.rpartition("_")  # what follows names the target
     fields = {"name": kind, "source": zoo.PREFIX + name, "draft_length": 3}
     drafter, weights = build_drafter(fields, loaded)
     plain, _ = decode(Method(loaded.target), ModelParams(loaded.params, {}))

@@ -3,6 +3,9 @@
     python -m specjax.train --config=configs/train/eagle_llama.py --workdir=runs/train/eagle
 
 `data` names what configs/generate_llama.py wrote, with its features beside it.
+
+`--config.drafter.source` goes on from a drafter of your own, of the zoo, or published elsewhere (a folder, or
+hf:owner/name). The last keeps its architecture, and what is left is in its published format.
 """
 
 from ml_collections import ConfigDict

@@ -4,6 +4,9 @@
 
 `data` names what configs/generate_llama.py wrote, with its features beside it. Medusa-2 trains the target
 along, with --config.training.lm_weight=1.0, in a workdir of its own, which then receives its weights too.
+
+`--config.drafter.source` goes on from a drafter of your own, of the zoo, or published elsewhere (a folder, or
+hf:owner/name). The last keeps its architecture, and what is left is in its published format.
 """
 
 from ml_collections import ConfigDict

@@ -14,18 +14,18 @@ from specjax.checkpoints.drafters_found import Found, Published, check_sizes, dr
 from specjax.checkpoints.hf_config import Fields, parse_config
 from specjax.checkpoints.validate import Params, expected_shapes
 from specjax.errors import CheckpointError
-from specjax.models.eagle import EagleConfig
+from specjax.models.eagle import EMBEDDING, EagleConfig
 from specjax.models.eagle3 import Eagle3Config
 from specjax.models.functional import pack
 from specjax.models.layers import activation_dtype
 from specjax.models.llama import LlamaConfig
 
-EMBEDDING = "embed_tokens"
 DEFAULT_THETA = 10000.0  # what EAGLE's own code takes where its config names no rope_theta
 MIDLAYER, SPECULATORS_LAYER = "midlayer", "layers.0"
 STATE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 # Fields of speculators' that change what the network computes, with the one value that ours computes.
-_FLAGS = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
+_FLAGS = {"norm_before_fc": False, "fc_norm": False, "norm_output": False}
+NORM_BEFORE_RESIDUAL = "norm_before_residual"
 # Those that do not, or that are read below.
 _SILENT = (
     "speculators_model_type",
@@ -36,6 +36,7 @@ _SILENT = (
     "draft_vocab_size",
     "target_hidden_size",
     STATE_LAYERS,
+    NORM_BEFORE_RESIDUAL,
     "embed_requires_grad",
     "tie_word_embeddings",
     "torch_dtype",
@@ -76,7 +77,8 @@ def read_eagle3(found: Found) -> Published:
     check_sizes(found, target_hidden, layer.vocab_size)
     size = fields.get("draft_vocab_size", int, layer.vocab_size)
     layers = _state_layers(found)
-    architecture = Eagle3Config(layer, len(layers) * target_hidden, size)
+    normed = fields.get(NORM_BEFORE_RESIDUAL, bool, False)
+    architecture = Eagle3Config(layer, len(layers) * target_hidden, size, norm_before_residual=normed)
 
     prefix = MIDLAYER if any(name.startswith(f"{MIDLAYER}.") for name in found.tensors) else SPECULATORS_LAYER
     shapes = _layer_shapes(layer, prefix, 2 * hidden, o_bias)
@@ -168,6 +170,11 @@ def _check_flags(found: Found) -> None:
         raise CheckpointError(
             f"{about}: 'eagle_config' is not supported, for engines count its layers differently; remove it "
             f"and set '{STATE_LAYERS}' to the layers whose inputs the drafter reads."
+        )
+    if _is_speculators(found) and config.get(NORM_BEFORE_RESIDUAL) is None:
+        raise CheckpointError(
+            f"{about}: field '{NORM_BEFORE_RESIDUAL}' is absent, and engines differ in what that means; "
+            "set it to true if the drafter was trained with the normalised state as residual, else to false."
         )
     for name, value in config.items():
         if name in _FLAGS and value not in (_FLAGS[name], None):

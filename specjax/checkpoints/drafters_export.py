@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from specjax.checkpoints.drafters_eagle import EMBEDDING, MIDLAYER, STATE_LAYERS
+from specjax.checkpoints.drafters_eagle import MIDLAYER, NORM_BEFORE_RESIDUAL, STATE_LAYERS
 from specjax.checkpoints.drafters_files import CONFIG, IS_DRAFTED, MEDUSA_WEIGHTS, OFFSETS, named
 from specjax.checkpoints.export import new_folder
 from specjax.checkpoints.huggingface import WEIGHTS
 from specjax.checkpoints.validate import Array, Params
 from specjax.draft_vocab import TOKENS
 from specjax.errors import CheckpointError
-from specjax.models.eagle import EagleConfig
+from specjax.models.eagle import EMBEDDING, EagleConfig
 from specjax.models.eagle3 import Eagle3Config
 from specjax.models.functional import unpack
 from specjax.models.llama import LlamaConfig
@@ -82,6 +82,7 @@ def _eagle3(
         "draft_vocab_size": size,
         "target_hidden_size": architecture.state_size // len(state_layers),
         STATE_LAYERS: list(state_layers),
+        NORM_BEFORE_RESIDUAL: architecture.norm_before_residual,
     }
     return {"architectures": ["LlamaForCausalLMEagle3"], **config, **about}, tensors
 

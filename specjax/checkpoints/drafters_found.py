@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,16 @@ class Published(NamedTuple):
     fields: dict[str, Any]
     architecture: EagleConfig | Eagle3Config | None
     weights: Params
+
+    def settle(self, config: Any, source: str) -> Any:
+        """`config` with the fields that the files decide; ConfigError where it says otherwise."""
+        for field in dataclasses.fields(config):
+            name, given = field.name, getattr(config, field.name)
+            if name in self.fields and given not in (field.default, self.fields[name]):
+                raise ConfigError(
+                    f"drafter.{name} is {given} and '{source}' has {self.fields[name]}: leave the field out"
+                )
+        return dataclasses.replace(config, **self.fields)
 
 
 class Found(NamedTuple):

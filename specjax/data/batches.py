@@ -77,13 +77,40 @@ def load_texts(folders: Sequence[str], max_length: int, supervise: str, vocab_si
     return texts
 
 
-def split(texts: Sequence[Text], held_out: int, seed: int) -> tuple[list[Text], list[Text]]:
-    """The texts to learn from and the `held_out` ones never to learn from, drawn by `seed`."""
-    if held_out >= len(texts):
-        raise ConfigError(f"held_out is {held_out} and there are {len(texts)} texts: hold out fewer")
-    order = np.random.default_rng(seed).permutation(len(texts))
-    cut = len(texts) - held_out
-    return [texts[i] for i in order[:cut]], [texts[i] for i in order[cut:]]
+def split(
+    texts: Sequence[Text], held_out: int, seed: int, eval_texts: Sequence[Text] = ()
+) -> tuple[list[Text], list[Text]]:
+    """The texts to learn from and the `held_out` ones never to learn from, drawn by `seed`.
+
+    The held-out ones are drawn from `eval_texts` where there are some: the same, whatever is learned from.
+    Raises ConfigError where nothing is left to learn from.
+    """
+    drawn_from = eval_texts or texts
+    if held_out >= len(drawn_from):
+        raise ConfigError(f"held_out is {held_out} and there are {len(drawn_from)} texts: hold out fewer")
+    kept = _shuffled(drawn_from, seed)[len(drawn_from) - held_out :]
+    if not eval_texts:
+        return _shuffled(texts, seed)[: len(texts) - held_out], kept
+    never = {text.tokens.tobytes() for text in kept}
+    rest = [text for text in _shuffled(texts, seed) if text.tokens.tobytes() not in never]
+    if not rest:
+        raise ConfigError("every text is held out: hold out fewer, or name other folders as data")
+    return rest, kept
+
+
+def _shuffled(texts: Sequence[Text], seed: int) -> list[Text]:
+    return [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
+
+
+def first_tokens(texts: Sequence[Text], max_tokens: int | None) -> list[Text]:
+    """The first texts that have at most `max_tokens` tokens in all; ConfigError where the first has more."""
+    if max_tokens is None:
+        return list(texts)
+    ends = np.cumsum([len(text.tokens) for text in texts])
+    found = list(texts[: int(np.searchsorted(ends, max_tokens, side="right"))])
+    if not found:
+        raise ConfigError(f"max_tokens is {max_tokens} and the first text has {ends[0]} tokens: give more")
+    return found
 
 
 def prompt(text: Text) -> list[int]:

@@ -1,61 +1,97 @@
-"""A second, smaller language model as drafter (arXiv 2211.17192, arXiv 2302.01318), of chains or trees."""
+"""A second, smaller language model as drafter (arXiv 2211.17192, arXiv 2302.01318), of chains or trees.
+
+It is a complete model, or one that was distilled (arXiv 2310.08461) from some of the target's layers and
+shares the target's embedding and head.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
 from specjax import cache as kv
+from specjax import draft_vocab
 from specjax.errors import ConfigError
 from specjax.growth import Reading, grow, grow_chain
-from specjax.models.functional import make_target
+from specjax.models.functional import LAST_HIDDEN, keep_layers, make_target, pure
+from specjax.models.layers import activation_dtype
+from specjax.models.llama import LlamaConfig
+from specjax.models.quantize import dequantize
+from specjax.models.trunk import Trunk
 from specjax.prefill import read_prompt
 from specjax.proposals import Shape, TreeConfig
+from specjax.training.foresight import check_distance, foresight
 from specjax.trees.dynamic import NO_SLOT
 from specjax.trees.topology import chain_mask
 from specjax.types import (
     Context,
     Draft,
     Drafter,
+    ForwardOutput,
     KVCache,
     ModelParams,
     Params,
     Target,
+    Trainable,
+    TrainingBatch,
     Verdict,
+    not_offered,
 )
+
+# A source may also be a complete model: `build` then gets its architecture.
+TAKES_MODELS = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(TreeConfig):
-    """Drafts of the model that `source` names."""
+    """Drafts of the model that `source` names: a complete one, a folder of learned weights, or the zoo's."""
 
-    source: str
+    source: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The loss: `distance` to the target's law of the next token.
+
+    The model starts as the `layers` of the target, `num_layers` in all; () takes them evenly, from the first
+    to the last. Only the `draft_vocab_size` most frequent tokens are drafted.
+    """
+
+    num_layers: int = 2
+    layers: tuple[int, ...] = ()
+    distance: str = "forward_kl"
+    draft_vocab_size: int | None = None
 
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
-_COPY = "a noisy copy of the target"
 EXAMPLES = {
-    "draft_model": Config(_COPY, draft_length=2),
-    "draft_model top-k": Config(_COPY, draft_length=2, branching=(2, 1), proposal="point_mass"),
-    "draft_model iid": Config(_COPY, draft_length=2, branching=(2, 1), proposal="iid_siblings"),
+    "draft_model": Config(draft_length=2),
+    "draft_model top-k": Config(draft_length=2, branching=(2, 1), proposal="point_mass"),
+    "draft_model iid": Config(draft_length=2, branching=(2, 1), proposal="iid_siblings"),
     "draft_model without replacement": Config(
-        _COPY, draft_length=2, branching=(2, 1), proposal="siblings_without_replacement"
+        draft_length=2, branching=(2, 1), proposal="siblings_without_replacement"
     ),
     "draft_model paths": Config(
-        _COPY, draft_length=2, paths=((0,), (1,), (0, 0), (0, 1)), proposal="siblings_without_replacement"
+        draft_length=2, paths=((0,), (1,), (0, 0), (0, 1)), proposal="siblings_without_replacement"
     ),
-    "draft_model dynamic": Config(
-        _COPY, draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5
-    ),
+    "draft_model dynamic": Config(draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5),
 }
 
 
-def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
-    """Drafts of the model of the given architecture; ConfigError if its vocabulary differs."""
+def build(config: Config, target: Target, architecture: LlamaConfig | None = None) -> Drafter:
+    """Drafts of a complete model of the given architecture, or of a learned one between the target's ends.
+
+    Raises ConfigError where the vocabularies differ, or the target has no ends to share.
+    """
+    if architecture is None:
+        return learned_drafter(target, config.shape)
     model = make_target(architecture, dtype=target.dtype)
     if model.vocab_size != target.vocab_size:
         raise ConfigError(
@@ -63,6 +99,106 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
             f"one of {target.vocab_size}: choose a draft model that shares the target's tokenizer"
         )
     return model_drafter(model, lambda params: params.drafter, config.shape)
+
+
+def learned_drafter(target: Target, shape: Shape) -> Drafter:
+    """Drafts of a model that shares the target's ends; its weights say how many layers it has."""
+
+    def of_depth(num_layers: int) -> Drafter:
+        return model_drafter(between_ends(target, num_layers), lambda params: params, shape)
+
+    def of(params: ModelParams) -> Drafter:
+        return of_depth(len(params.drafter["layers"]))
+
+    return of_depth(1)._replace(
+        init=lambda params, *rest: of(params).init(params, *rest),
+        propose=lambda params, *rest: of(params).propose(params, *rest),
+    )
+
+
+def between_ends(target: Target, num_layers: int) -> Target:
+    """The learned model, a function of `ModelParams`: layers between the target's embedding and its head.
+
+    Its one feature is `LAST_HIDDEN`. ConfigError where the target offers no embedding.
+    """
+    if target.embed is not_offered:
+        not_offered()
+    config = dataclasses.replace(target.config, num_layers=num_layers)
+    dtype = activation_dtype(target.dtype)
+    run = pure(lambda rngs: Trunk(config, dtype=dtype, rngs=rngs))
+
+    def forward(params: ModelParams, tokens, positions, mask, cache: KVCache, features=()) -> ForwardOutput:
+        weights = {name: params.drafter[name] for name in ("layers", "norm")}
+        states, cache = run(weights, target.embed(params.target, tokens), positions, mask, cache)
+        scores = draft_vocab.scores(target, params, states)
+        logits = draft_vocab.in_target_vocab(scores, params, target.vocab_size)
+        known = {LAST_HIDDEN: states}
+        return ForwardOutput(logits, cache, {name: known[name] for name in features})
+
+    init_cache = functools.partial(
+        kv.init_cache,
+        num_layers=num_layers,
+        num_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+    return Target(forward, init_cache, target.vocab_size, config, target.dtype)
+
+
+def trainable(config: Config, training: Training, target: Target) -> Trainable:
+    """How it learns: the target's law at every token of a text, read as decoding reads a prompt."""
+    del config
+    dtype, kept = activation_dtype(target.dtype), first_layers(training, target)
+    check_distance(training.distance)
+
+    def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
+        del key
+        kept_params = keep_layers(target_params, kept)
+        weights = dequantize({name: kept_params[name] for name in ("layers", "norm")})
+        weights = jax.tree.map(lambda leaf: leaf.astype(dtype), weights)
+        return weights, draft_vocab.choose(token_counts, training.draft_vocab_size)
+
+    def loss(params: ModelParams, batch: TrainingBatch, key: Key[Array, ""]):
+        del key
+        of_draft = text_scores(target, params, batch.tokens)
+        of_target = draft_vocab.scores(target, params, batch.features[LAST_HIDDEN].astype(dtype))
+        vocab = params.drafter.get(draft_vocab.TOKENS)
+        law, overlap = foresight(of_draft, of_target, batch, 0, training.distance, vocab)
+        return law, {"law": law, "overlap": overlap}
+
+    return Trainable(init, loss, (LAST_HIDDEN,))
+
+
+def text_scores(target: Target, params: ModelParams, tokens: Int[Array, "B T"]) -> Float[Array, "B T K"]:
+    """The learned model's logits after every token of whole texts, over the tokens that may be drafted."""
+    model = between_ends(target, len(params.drafter["layers"]))
+    # Nobody reads the logits of this pass, so the compiler leaves them out.
+    _, read = read_prompt(
+        model.forward, params, tokens, model.init_cache(*tokens.shape), features=(LAST_HIDDEN,)
+    )
+    return draft_vocab.scores(target, params, read[LAST_HIDDEN])
+
+
+def first_layers(training: Training, target: Target) -> tuple[int, ...]:
+    """The target's layers that the model starts as; ConfigError where there are no such layers."""
+    most, count, layers = target.config.num_layers, training.num_layers, training.layers
+    if not 1 <= count <= most:
+        raise ConfigError(f"training.num_layers is {count}: give 1 to {most}, the target's layers")
+    if layers and len(layers) != count:
+        raise ConfigError(
+            f"training.layers names {len(layers)} layers and training.num_layers is {count}: give as many"
+        )
+    if not all(0 <= layer < most for layer in layers):
+        raise ConfigError(f"training.layers are {layers}: the target has layers 0 to {most - 1}")
+    return layers or tuple(np.linspace(0, most - 1, count).round().astype(int).tolist())
+
+
+def complete_model(weights: Params, target: Target, target_params: Params) -> tuple[LlamaConfig, Params]:
+    """A learned model with the target's ends as its own; as such it drafts every token."""
+    ends = {name: target_params[name] for name in ("embed_tokens", "lm_head") if name in target_params}
+    layers = {name: weights[name] for name in ("layers", "norm")}
+    config = dataclasses.replace(target.config, num_layers=len(weights["layers"]))
+    return config, dequantize(ends) | layers
 
 
 class State(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from specjax import draft_vocab
-from specjax.models.eagle import Eagle, EagleConfig
+from specjax.errors import ConfigError
+from specjax.models.eagle import Eagle, EagleConfig, embed
 from specjax.models.functional import LAST_HIDDEN, init_module, pure
 from specjax.models.layers import activation_dtype
 from specjax.proposals import TreeConfig
@@ -46,6 +48,17 @@ class Training:
     noise: float = 0.1
     draft_vocab_size: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("feature_weight", 0),
+            ("unroll_steps", 1),
+            ("noise", 0),
+            ("draft_vocab_size", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value < math.inf:
+                raise ConfigError(f"training.{name} is {value}: give at least {least}")
+
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
 EXAMPLES = {
@@ -70,7 +83,7 @@ def like(target: Target) -> EagleConfig:
 
 
 def make_network(target: Target, architecture: EagleConfig) -> StateNetwork:
-    """The head as pure functions; without weights of its own it takes the target's embedding and head."""
+    """The head as pure functions; it shares the target's head, and its embedding unless it has its own."""
     dtype = activation_dtype(target.dtype)
     run = pure(lambda rngs: Eagle(architecture, dtype=dtype, rngs=rngs))
 
@@ -79,7 +92,7 @@ def make_network(target: Target, architecture: EagleConfig) -> StateNetwork:
         return features[LAST_HIDDEN].astype(dtype)
 
     def forward(params: ModelParams, tokens, states, positions, mask, cache):
-        embedded = target.embed(params.target, tokens)
+        embedded = embed(target, params, tokens)
         weights = {name: params.drafter[name] for name in ("fc", "layers")}
         return run(weights, embedded, states, positions, mask, cache)
 
@@ -96,16 +109,18 @@ def make_network(target: Target, architecture: EagleConfig) -> StateNetwork:
     )
 
 
-def trainable(config: Config, training: Training, target: Target) -> Trainable:
+def trainable(
+    config: Config, training: Training, target: Target, architecture: EagleConfig | None = None
+) -> Trainable:
     """How it learns: regression of states and distance of distributions, over `unroll_steps` steps."""
     del config
-    architecture, dtype = like(target), activation_dtype(target.dtype)
-    network = make_network(target, architecture)
+    sizes, dtype = architecture or like(target), activation_dtype(target.dtype)
+    network = make_network(target, sizes)
     check_distance(training.distance)
 
     def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
         del target_params
-        weights = init_module(lambda rngs: Eagle(architecture, dtype=dtype, rngs=rngs), key)
+        weights = init_module(lambda rngs: Eagle(sizes, dtype=dtype, rngs=rngs), key)
         weights["layers"][0] = adding_nothing(weights["layers"][0])
         return weights, draft_vocab.choose(token_counts, training.draft_vocab_size)
 
@@ -113,7 +128,8 @@ def trainable(config: Config, training: Training, target: Target) -> Trainable:
         states = network.encode(params, batch.features)
         noise = training.noise * jax.random.uniform(key, states.shape, states.dtype, -1.0, 1.0)
         outputs = unroll(network, params, batch.tokens, states + noise, training.unroll_steps)
-        scores, vocab = functools.partial(draft_vocab.scores, target, params), params.drafter.get("d2t")
+        scores = functools.partial(draft_vocab.scores, target, params)
+        vocab = params.drafter.get(draft_vocab.TOKENS)
         target_logits, next_states = scores(states), jnp.roll(states, -1, axis=1)
         place = jnp.arange(batch.tokens.shape[1])[None]
         total = jnp.zeros(())

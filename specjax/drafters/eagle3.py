@@ -6,6 +6,7 @@ It foresees tokens, not states: its own outputs stand in for the target's states
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax import draft_vocab
 from specjax.errors import ConfigError
+from specjax.models.eagle import embed
 from specjax.models.eagle3 import Eagle3, Eagle3Config
 from specjax.models.functional import LAST_HIDDEN, LAYER_INPUT, init_module, pure
 from specjax.models.layers import activation_dtype
@@ -42,6 +44,12 @@ class Training:
     distance: str = "forward_kl"
     unroll_steps: int = 3
     decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.unroll_steps < 1:
+            raise ConfigError(f"training.unroll_steps is {self.unroll_steps}: give at least 1")
+        if not 0 < self.decay < math.inf:
+            raise ConfigError(f"training.decay is {self.decay}: give a number above 0")
 
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
@@ -77,11 +85,12 @@ def like(config: Config, target: Target) -> Eagle3Config:
             f"draft_vocab_size is {size}: give 1 to {target.vocab_size}, the target's vocabulary"
         )
     layer = dataclasses.replace(target.config, num_layers=1)
-    return Eagle3Config(layer, len(layers_of(config, target)) * layer.hidden_size, size)
+    states = len(layers_of(config, target)) * layer.hidden_size
+    return Eagle3Config(layer, states, size, norm_before_residual=False)
 
 
 def make_network(config: Config, target: Target, architecture: Eagle3Config) -> StateNetwork:
-    """The head as pure functions; the embedding is the target's."""
+    """The head as pure functions; it shares the target's embedding unless it has its own."""
     dtype = activation_dtype(target.dtype)
     names = tuple(f"{LAYER_INPUT}{layer}" for layer in layers_of(config, target))
     run, fuse, score = (
@@ -94,7 +103,7 @@ def make_network(config: Config, target: Target, architecture: Eagle3Config) -> 
         return fuse(own(params), fused)
 
     def forward(params: ModelParams, tokens, states, positions, mask, cache):
-        embedded = target.embed(params.target, tokens)
+        embedded = embed(target, params, tokens)
         return run(own(params), embedded, states, positions, mask, cache)
 
     def logits(params: ModelParams, states: Float[Array, "B N H"]) -> Float[Array, "B N V"]:
@@ -110,27 +119,33 @@ def own(params: ModelParams) -> Params:
     return {name: params.drafter[name] for name in ("fc", "midlayer", "norm", "lm_head")}
 
 
-def trainable(config: Config, training: Training, target: Target) -> Trainable:
+def trainable(
+    config: Config, training: Training, target: Target, architecture: Eagle3Config | None = None
+) -> Trainable:
     """How it learns: the laws of all unrolled steps, with no regard to states (training-time test)."""
-    architecture, dtype = like(config, target), activation_dtype(target.dtype)
-    network = make_network(config, target, architecture)
+    sizes, dtype = architecture or like(config, target), activation_dtype(target.dtype)
+    network, hidden = make_network(config, target, sizes), sizes.layer.hidden_size
 
     def make(rngs) -> Eagle3:
-        return Eagle3(architecture, dtype=dtype, rngs=rngs)
+        return Eagle3(sizes, dtype=dtype, rngs=rngs)
 
     score = pure(make, "logits")
     check_distance(training.distance)
-    if training.unroll_steps < 1:
-        raise ConfigError(f"training.unroll_steps is {training.unroll_steps}: unroll at least 1")
 
     def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
         weights = init_module(make, key)
-        vocab = draft_vocab.choose(token_counts, config.draft_vocab_size)
-        drafted = vocab.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
-        # The head starts as the target's own.
-        weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
+        is_reduced = sizes.draft_vocab_size < target.vocab_size
+        fixed = draft_vocab.choose(token_counts, sizes.draft_vocab_size if is_reduced else None)
+        if hidden == target.config.hidden_size:
+            # The head starts as the target's own.
+            drafted = fixed.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
+            weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
         weights["midlayer"] = adding_nothing(weights["midlayer"])
-        return weights, vocab
+        if sizes.state_size == hidden:
+            # As published: states as wide as the head pass as they are.
+            del weights["fc"]
+            fixed["fc"] = {"weight": jnp.eye(hidden, dtype=dtype)}
+        return weights, fixed
 
     def loss(params: ModelParams, batch: TrainingBatch, key: Key[Array, ""]):
         del key

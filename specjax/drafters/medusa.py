@@ -7,6 +7,7 @@ The heads know nothing of each other's choices: a tree is the product of their l
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -75,6 +76,14 @@ class Training:
     decay: float = 0.8
     draft_vocab_size: int | None = None
     lm_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < math.inf:
+            raise ConfigError(f"training.decay is {self.decay}: give a number above 0")
+        if self.draft_vocab_size is not None and self.draft_vocab_size < 1:
+            raise ConfigError(f"training.draft_vocab_size is {self.draft_vocab_size}: give at least 1")
+        if self.lm_weight is not None and not 0 <= self.lm_weight < math.inf:
+            raise ConfigError(f"training.lm_weight is {self.lm_weight}: give 0 or more, or leave it out")
 
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
@@ -158,8 +167,6 @@ def trainable(config: Config, training: Training, target: Target) -> Trainable:
     check_distance(training.distance)
     if config.own_unembedding and training.draft_vocab_size is not None:
         raise ConfigError("training.draft_vocab_size is for heads that share the target's unembedding")
-    if training.lm_weight is not None and training.lm_weight < 0:
-        raise ConfigError(f"training.lm_weight is {training.lm_weight}: give 0 or more, or leave it out")
 
     def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
         weights = init_module(make, key)

@@ -11,7 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.layers import Linear, RMSNorm
 from specjax.models.llama import MLP, Attention, LlamaConfig, Nodes, Slots, node_inputs
-from specjax.types import KVCache
+from specjax.types import KVCache, ModelParams, Target
+
+EMBEDDING = "embed_tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,15 @@ class EagleConfig:
 
     layer: LlamaConfig
     fc_bias: bool
+
+
+def embed(target: Target, params: ModelParams, tokens: Int[Array, "B N"]) -> Float[Array, "B N H"]:
+    """Tokens as the head reads them: by the target's embedding, or its own where its weights have one."""
+    own = params.drafter.get(EMBEDDING)
+    if own is None:
+        return target.embed(params.target, tokens)
+    # As the target's embedding does, negative tokens read row 0, and nobody reads the result.
+    return jnp.take(own["weight"], jnp.maximum(tokens, 0), axis=0)
 
 
 class EagleBlock(nnx.Module):

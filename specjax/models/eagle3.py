@@ -16,23 +16,28 @@ from specjax.types import KVCache
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3Config:
-    """The layer's own `layer`, of Llama's kind, the width of the fused states, and the draft vocabulary."""
+    """The layer's own `layer`, of Llama's kind, the width of the fused states, and the draft vocabulary.
+
+    With `norm_before_residual` what the layer adds to is the normalised state, not the state as it is.
+    """
 
     layer: LlamaConfig
     state_size: int
     draft_vocab_size: int
+    norm_before_residual: bool
 
 
 class MidLayer(nnx.Module):
     """A decoder layer that attends over the normalised embedding and state side by side."""
 
-    def __init__(self, config: LlamaConfig, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool, dtype: Any, rngs: nnx.Rngs):
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
 
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = norm(), norm(), norm()
         self.self_attn = Attention(config, dtype=dtype, rngs=rngs, in_size=2 * config.hidden_size)
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+        self.norm_before_residual = norm_before_residual
 
     def __call__(
         self,
@@ -42,9 +47,10 @@ class MidLayer(nnx.Module):
         keys: Slots,
         values: Slots,
     ) -> tuple[Float[Array, "B N H"], Slots, Slots]:
-        both = jnp.concatenate((self.input_layernorm(embedded), self.hidden_norm(states)), axis=-1)
+        normed = self.hidden_norm(states)
+        both = jnp.concatenate((self.input_layernorm(embedded), normed), axis=-1)
         mixed, keys, values = self.self_attn(both, nodes, keys, values)
-        x = states + mixed
+        x = (normed if self.norm_before_residual else states) + mixed
         return x + self.mlp(self.post_attention_layernorm(x)), keys, values
 
 
@@ -55,7 +61,9 @@ class Eagle3(nnx.Module):
         self.config = config
         hidden = config.layer.hidden_size
         self.fc = Linear(config.state_size, hidden, bias=False, dtype=dtype, rngs=rngs)
-        self.midlayer = MidLayer(config.layer, dtype=dtype, rngs=rngs)
+        self.midlayer = MidLayer(
+            config.layer, norm_before_residual=config.norm_before_residual, dtype=dtype, rngs=rngs
+        )
         self.norm = RMSNorm(hidden, eps=config.layer.rms_norm_eps, dtype=dtype)
         self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False, dtype=dtype, rngs=rngs)
 

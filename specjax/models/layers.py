@@ -5,6 +5,8 @@ That order is also the faster one on CPU as soon as more than one row is multipl
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -30,6 +32,13 @@ def _scale(size: int, dtype) -> nnx.Param | None:
     return nnx.Param(jnp.ones((size,), jnp.float32)) if dtype == jnp.int8 else None
 
 
+class Scaled(NamedTuple):
+    """A matrix in int8 with the `scale` of its outputs: what a `Linear` made for floats may be given."""
+
+    weight: Int[Array, "O I"]
+    scale: Float[Array, "O"]
+
+
 class Linear(nnx.Module):
     """x [.., in] -> [.., out], with `weight` [out, in], its `scale` [out] in int8, and perhaps a `bias`."""
 
@@ -39,7 +48,8 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), activation_dtype(dtype))) if bias else None
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
-        y = project(x, self.weight[...], None if self.scale is None else self.scale[...])
+        # Taken whole: it may be `Scaled`, which has no index.
+        y = project(x, self.weight.get_value(), None if self.scale is None else self.scale[...])
         return y if self.bias is None else y + along_last(self.bias[...], y)
 
 
@@ -86,10 +96,12 @@ def along_last(vector: Float[Array, "H"], x: Float[Array, "*B H"]) -> Float[Arra
 
 def project(
     x: Float[Array, "*B I"],
-    weight: Float[Array, "O I"] | Int[Array, "O I"],
+    weight: Float[Array, "O I"] | Int[Array, "O I"] | Scaled,
     scale: Float[Array, "O"] | None = None,
 ) -> Float[Array, "*B O"]:
     """x @ weight.T at the highest precision of x's dtype, int8 outputs times their `scale`."""
+    if isinstance(weight, Scaled):
+        weight, scale = weight
     rows = x.reshape(-1, x.shape[-1])
     return small_matmul(rows, weight, scale).reshape(*x.shape[:-1], weight.shape[0])
 

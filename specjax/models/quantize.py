@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specjax.models.layers import Scaled
 from specjax.types import Params
 
 LARGEST = 127
@@ -14,18 +17,33 @@ LARGEST = 127
 
 def quantize(params: Params) -> Params:
     """Unstacked weights, each matrix as int8 `weight` [O, I] and `scale` [O]; all else in float32."""
-    return _map_matrices(params, _quantize_matrix)
+    return jax.tree.map(_widen, _map_matrices(params, _quantize_matrix))
 
 
 def dequantize(params: Params) -> Params:
-    """The float32 weights that quantised ones stand for."""
+    """The float32 weights that quantised ones stand for; those that are not quantised stay as they are."""
 
     def dequantize_matrix(part: dict[str, Any]) -> dict[str, Any]:
-        weight, scale = np.asarray(part["weight"], np.float32), np.asarray(part["scale"])
+        if "scale" not in part:
+            return part
         rest = {name: leaf for name, leaf in part.items() if name != "scale"}
-        return rest | {"weight": weight * scale[:, None]}
+        return rest | {"weight": part["weight"].astype(np.float32) * part["scale"][:, None]}
 
     return _map_matrices(params, dequantize_matrix)
+
+
+def quantize_products(params: Params) -> Params:
+    """The weights of modules made for floats, each `weight` [O, I] `Scaled`; all else in float32.
+
+    Embeddings are to be left out: they are not multiplied by.
+    """
+
+    def join(part: dict[str, Any]) -> dict[str, Any]:
+        narrow = _quantize_matrix(part)
+        scaled = Scaled(narrow.pop("weight"), narrow.pop("scale"))
+        return narrow | {"weight": scaled}
+
+    return jax.tree.map(_widen, _map_matrices(params, join))
 
 
 def _quantize_matrix(part: dict[str, Any]) -> dict[str, Any]:
@@ -37,11 +55,14 @@ def _quantize_matrix(part: dict[str, Any]) -> dict[str, Any]:
     return part | {"weight": rounded, "scale": scale}
 
 
+def _widen(leaf: Any) -> np.ndarray:
+    """A floating leaf in float32; a draft vocabulary, say, is none."""
+    return np.asarray(leaf, np.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else None)
+
+
 def _map_matrices(params: Params, function: Callable[[dict[str, Any]], dict[str, Any]]) -> Params:
-    mapped: Params = {}
-    for name, part in params.items():
-        if not isinstance(part, dict):
-            mapped[name] = part if np.ndim(part) > 1 or name == "scale" else np.asarray(part, np.float32)
-        else:
-            mapped[name] = _map_matrices(part, function)
+    mapped: Params = {
+        name: _map_matrices(part, function) if isinstance(part, dict) else part
+        for name, part in params.items()
+    }
     return function(mapped) if np.ndim(mapped.get("weight", 0)) == 2 else mapped

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from specjax import decode
-from specjax.build import Built, build_method, build_verify
+from specjax.build import DTYPES, Built, build_method, build_verify, drafter_dtype
 from specjax.config import Field, Options, check_at_least_1, check_seed, drafter_config, rule_options
 from specjax.data.prompts import Prompt, load_prompts
 from specjax.data.tokenizer import Tokenizer
@@ -27,8 +27,6 @@ from specjax.eval.progress import Progress
 from specjax.modules import check_fit, find_module, lossless_rules
 from specjax.sampling import make_warp
 from specjax.types import ModelParams
-
-DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 FIELDS = {
     "task": Field(str, "compare", "this task"),
@@ -53,6 +51,7 @@ FIELDS = {
     "repeats": Field(int, 1, "times each prompt is decoded; the median time counts"),
     "stacked_layers": Field(bool, False, "scan over one block: compiles faster, runs slower on CPU"),
     "dtype": Field(str, "float32", f"of weights and, except int8, caches: {', '.join(DTYPES)}"),
+    "drafter_dtype": Field(str, None, f"of the drafter's weights, if not the target's: {', '.join(DTYPES)}"),
 }
 
 
@@ -71,6 +70,7 @@ def validate(config: ConfigDict) -> None:
             f"choose a lossless rule such as {' or '.join(lossless_rules())}"
         )
     drafter = drafter_config(config.drafter)
+    drafter_dtype(config.drafter, config.drafter_dtype, config.dtype)
     # Without it a pair that does not fit is refused once the models are there.
     if (shape := getattr(drafter, "shape", None)) is not None:
         check_fit(config.drafter.name, shape.law, not shape.is_chain, config.verify, rule)

@@ -3,6 +3,7 @@
 The measure is held-out decoding at temperature 0: tokens that a target pass emits, not a loss.
 DIR receives metrics.jsonl and tensorboard/ (the curves), checkpoints/ (a run that was killed goes on from
 there) and in the end drafter/ (the best weights, in bfloat16), with target/ where the target learns too.
+A run that went on from a published drafter leaves one of the same format and architecture.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from rich.console import Console
 from specjax import config as configs
 from specjax import draft_vocab, sharding, zoo
 from specjax.build import LoadedTarget, build_target, build_verify, check_pair
+from specjax.checkpoints.drafters import load_drafter
+from specjax.checkpoints.drafters_files import HUB, fetch, is_published
+from specjax.checkpoints.drafters_found import Published
 from specjax.checkpoints.export import save_folder
 from specjax.checkpoints.source import Checkpoint
 from specjax.config import Field, Options, check_at_least_1, check_seed, drafter_config
@@ -53,9 +57,11 @@ FIELDS = {
     "dtype": Field(
         str, "float32", f"of the models: {' or '.join(DTYPES)}; what is learned is kept in float32"
     ),
-    "drafter": Field(ConfigDict, ConfigDict(), "its name and its fields; with `source`, goes on from there"),
+    "drafter": Field(ConfigDict, ConfigDict(), "its name and fields; with `source`, it goes on from there"),
     "training": Field(ConfigDict, ConfigDict(), "the fields of the drafter's loss"),
     "data": Field(tuple, (), "folders of token files, as python -m specjax.data.generate writes them"),
+    "eval_data": Field(tuple, (), "folders to hold texts out of; if empty, those of `data`"),
+    "max_tokens": Field(int, None, "learn from only so many tokens, of texts drawn by `seed`"),
     "supervise": Field(str, data.ANSWERS, f"what is to be foreseen: {' or '.join(data.SUPERVISE)}"),
     "batch_size": Field(int, 16, "texts of full length a step, over all devices; of shorter ones more"),
     "max_length": Field(int, 512, "of a text in tokens; longer ones are cut"),
@@ -81,7 +87,7 @@ FIELDS = {
 def validate(config: ConfigDict) -> None:
     """Check the values of the fields; ConfigError names the field and the remedy."""
     counts = ("batch_size", "steps", "held_out", "eval_prompts", "eval_new_tokens", "eval_draft_length")
-    check_at_least_1(config, (*counts, "log_every", "eval_every", "save_every"))
+    check_at_least_1(config, (*counts, "max_tokens", "log_every", "eval_every", "save_every"))
     check_seed(config)
     for name, choices in (("dtype", DTYPES), ("supervise", data.SUPERVISE)):
         if config[name] not in choices:
@@ -106,7 +112,7 @@ def validate(config: ConfigDict) -> None:
     training_config(config.drafter.name, config.training)
     if not config.data:
         raise ConfigError("data is empty: name folders that python -m specjax.data.generate has written")
-    for folder in config.data:
+    for folder in (*config.data, *config.eval_data):
         token_files(Path(folder))
 
 
@@ -135,11 +141,12 @@ class Subject(NamedTuple):
     """What is trained: its module, its configs, and its weights, in the parts that learn and do not.
 
     `fixed` is what belongs to the drafter's own weights and does not learn. `stored` are the features that
-    lie beside the texts.
+    lie beside the texts. `published` is what the run goes on from where that is a published drafter.
     """
 
     module: ModuleType
     drafter: Any
+    published: Published | None
     training: Any
     trainable: Trainable
     settings: train_loop.Settings
@@ -153,13 +160,23 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
     """The drafter of a config before its first step, where it learns from `texts`."""
     module = find_module("drafters", config.drafter.name)
     drafter, training = drafter_config(config.drafter), training_config(config.drafter.name, config.training)
-    trainable = module.trainable(drafter, training, loaded.target)
+    source: str = getattr(drafter, "source", None) or ""
+    folder = fetch(source) if source.startswith(HUB) else zoo.folder(source)
+    published = None
+    if source and is_published(folder):
+        published = load_drafter(folder, config.drafter.name, loaded.target, source)
+        drafter = published.settle(drafter, source)
+        _check_draft_vocab(training, published, source)
+    trainable = module.trainable(drafter, training, loaded.target, *_architecture(published))
     counts = data.count_tokens(texts, loaded.target.vocab_size)
     weights, fixed = trainable.init(jax.random.key(config.seed), loaded.params, counts)
-    if source := getattr(drafter, "source", None):
-        given, _ = export.read_drafter(zoo.folder(source))
-        given = export.fit(given, weights | fixed, source)
-        weights, fixed = ({name: given[name] for name in part} for part in (weights, fixed))
+    if source:
+        if published is None:
+            given = export.fit(export.read_drafter(folder)[0], weights | fixed, source)
+        else:
+            given = published.weights  # which were checked as they were read
+        fixed |= {name: part for name, part in given.items() if name not in weights}
+        weights = {name: given[name] for name in weights}
     learning: Params = {DRAFTER: weights}
     frozen: Params = {DRAFTER: fixed}
     (learning if trainable.trains_target else frozen)[TARGET] = loaded.params
@@ -167,7 +184,21 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
         frozen[DRAFTER] = draft_vocab.complete(fixed, loaded.target, loaded.params)
     settings = train_loop.Settings(**{name: config[name] for name in train_loop.Settings._fields})
     stored = trainable.features if data.are_stored(texts, trainable.features) else ()
-    return Subject(module, drafter, training, trainable, settings, learning, frozen, fixed, stored)
+    return Subject(module, drafter, published, training, trainable, settings, learning, frozen, fixed, stored)
+
+
+def _architecture(published: Published | None) -> tuple[Any, ...]:
+    """What `build` and `trainable` are given beyond the rest where the network is not like the target's."""
+    return () if published is None or published.architecture is None else (published.architecture,)
+
+
+def _check_draft_vocab(training: Any, published: Published, source: str) -> None:
+    """A vocabulary that a published drafter has is kept; one without may be given one."""
+    wanted, tokens = getattr(training, "draft_vocab_size", None), published.weights.get(draft_vocab.TOKENS)
+    if wanted is not None and tokens is not None and wanted != len(tokens):
+        raise ConfigError(
+            f"training.draft_vocab_size is {wanted} and '{source}' drafts {len(tokens)} tokens: leave it out"
+        )
 
 
 def make_batches(config: ConfigDict, subject: Subject, texts: Sequence[data.Text]) -> data.Batches:
@@ -190,9 +221,15 @@ def run(options: Options) -> int:
     sharding.rows_of_process(config.batch_size)
     console.print(f"loading {config.target}", highlight=False)
     loaded = build_target(config.target, jnp.dtype(config.dtype))
-    texts = data.load_texts(config.data, config.max_length, config.supervise, loaded.target.vocab_size)
-    learned_from, held_out = data.split(texts, config.held_out, config.seed)
-    _claim(workdir, config, texts)
+    texts, eval_texts = (
+        data.load_texts(folders, config.max_length, config.supervise, loaded.target.vocab_size)
+        if folders
+        else []
+        for folders in (config.data, config.eval_data)
+    )
+    rest, held_out = data.split(texts, config.held_out, config.seed, eval_texts)
+    learned_from = data.first_tokens(rest, config.max_tokens)
+    _claim(workdir, config, [*texts, *eval_texts])
     subject = make_subject(config, loaded, learned_from)
     if names := ", ".join(subject.trainable.features):
         how = "are read from beside the texts" if subject.stored else "are computed in every step"
@@ -214,7 +251,7 @@ def run(options: Options) -> int:
         checkpoints=Checkpoints(workdir / CHECKPOINTS, state),
     )
     # The session and the state have all weights now.
-    loaded, subject = loaded._replace(params={}), subject._replace(learning={}, frozen={})
+    loaded, subject = loaded._replace(params={}), _without_weights(subject)
     try:
         learn(session, state)
         best = session.checkpoints.best()
@@ -225,11 +262,17 @@ def run(options: Options) -> int:
     return 0
 
 
+def _without_weights(subject: Subject) -> Subject:
+    published = None if subject.published is None else subject.published._replace(weights={})
+    return subject._replace(published=published, learning={}, frozen={})
+
+
 def _measure(
     config: ConfigDict, subject: Subject, loaded: LoadedTarget, held_out: Sequence[data.Text]
 ) -> Callable[[ModelParams], HeldOut]:
     """How the drafter's weights are measured on the prompts of held-out texts."""
-    built = subject.module.build(chain_of(subject.drafter, config.eval_draft_length), loaded.target)
+    chain = chain_of(subject.drafter, config.eval_draft_length)
+    built = subject.module.build(chain, loaded.target, *_architecture(subject.published))
     check_pair(config.drafter.name, built, config.verify, find_module("verify", config.verify))
     return make_measure(
         Method(loaded.target, built, build_verify(config.verify).verify),
@@ -253,8 +296,18 @@ def _export(
         "data": list(config.data),
         **{name: position[name] for name in ("step", "tokens", "held_out")},
     }
-    folder = workdir / EXPORTED_DRAFTER
-    export.write_drafter(folder, learned[DRAFTER] | subject.fixed, about)
+    folder, weights = workdir / EXPORTED_DRAFTER, learned[DRAFTER] | subject.fixed
+    if subject.published is None:
+        export.write_drafter(folder, weights, about)
+    else:
+        export.write_published(
+            folder,
+            weights,
+            subject.published.architecture,
+            about,
+            base=config.target.removeprefix(HUB),
+            state_layers=getattr(subject.drafter, "state_layers", ()),
+        )
     if TARGET in learned:
         shutil.rmtree(workdir / EXPORTED_TARGET, ignore_errors=True)
         weights = jax.tree.map(

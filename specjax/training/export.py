@@ -2,39 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from specjax.checkpoints.drafters_export import to_published
 from specjax.checkpoints.names import flatten, unflatten
 from specjax.errors import CheckpointError
 from specjax.types import Params
 
 WEIGHTS, ABOUT = "model.safetensors", "config.json"
+ABOUT_PUBLISHED = "training.json"  # beside a published format, whose config.json is its own
 
 
 def write_drafter(folder: Path, params: Params, about: Mapping[str, Any]) -> None:
     """Write the weights, under their dotted names, and `about` as JSON; the folder is replaced whole."""
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        save_file({name: _stored(leaf) for name, leaf in flatten(params).items()}, staging / WEIGHTS)
-        (staging / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        staging.chmod(0o755)  # both are made for their owner alone
-        (staging / WEIGHTS).chmod(0o644)
+    with _replacing(folder) as draft:
+        draft.mkdir()
+        save_file({name: _stored(leaf) for name, leaf in flatten(params).items()}, draft / WEIGHTS)
+        (draft / WEIGHTS).chmod(0o644)  # the library leaves it to the owner alone
+        _write_json(draft / ABOUT, about)
+
+
+def write_published(
+    folder: Path,
+    params: Params,
+    architecture: Any,
+    about: Mapping[str, Any],
+    *,
+    base: str,
+    state_layers: Sequence[int],
+) -> None:
+    """Write the weights as `to_published` does, with `about` beside them; the folder is replaced whole."""
+    with _replacing(folder) as draft:
+        stored = jax.tree.map(_stored, params)
+        to_published(draft, stored, architecture, base=base, state_layers=state_layers)
+        _write_json(draft / ABOUT_PUBLISHED, about)
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Where to make a folder that then takes the place of `folder`; nothing stays of what fails."""
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as staging:
+        draft = Path(staging) / folder.name
+        yield draft
         if folder.exists():
             shutil.rmtree(folder)
-        os.replace(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        os.replace(draft, folder)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_drafter(folder: Path) -> tuple[Params, dict[str, Any]]:

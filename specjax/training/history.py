@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.errors import import_extra
 from specjax.eval.results import write_whole
@@ -23,13 +24,14 @@ class History:
         tensorboard = import_extra("tensorboardX", "training needs", "train")
         self._events = tensorboard.SummaryWriter(str(folder / EVENTS), purge_step=step + 1)
 
-    def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Add a step's line; what is None has no value there."""
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add a step's line; what is None has no value there, and TensorBoard takes numbers only."""
         known = {name: value for name, value in metrics.items() if value is not None}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **known}) + "\n")
         for name, value in known.items():
-            self._events.add_scalar(name, value, step)
+            if isinstance(value, int | float):
+                self._events.add_scalar(name, value, step)
         self._events.flush()
 
     def close(self) -> None:

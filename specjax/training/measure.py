@@ -16,11 +16,12 @@ from specjax.types import ModelParams
 class HeldOut(NamedTuple):
     """Tokens emitted a target pass, and of the drafts at each depth that were tried the share accepted.
 
-    A depth that was never tried has None.
+    A depth that was never tried has None. `counts` are the tokens emitted and the passes of each prompt.
     """
 
     tokens_per_step: float
     acceptance: tuple[float | None, ...]
+    counts: tuple[tuple[int, int], ...]
 
 
 def make_measure(
@@ -44,7 +45,8 @@ def make_measure(
         )
         _, stats = decode.generate(method, params, request, state)
         steps, emitted, tried, accepted = (np.asarray(part).sum(0) for part in stats)
+        counts = np.stack([stats.num_emitted, stats.num_steps], axis=-1).tolist()
         by_depth = (float(a / t) if t else None for a, t in zip(accepted, tried, strict=True))
-        return HeldOut(float(emitted / steps), tuple(by_depth))
+        return HeldOut(float(emitted / steps), tuple(by_depth), tuple(map(tuple, counts)))
 
     return measure

@@ -70,7 +70,7 @@ def learn(session: Session, state: TrainState) -> None:
         held: HeldOut | None
         if not restored:
             held = _measure(session, state)
-            _record(history, step, _scalars(held))
+            _record(history, step, _of_prompts(held))
             _tell(session, progress, step, {}, held)
             _save(session, state, step, tokens, held)
         began = time.monotonic()
@@ -87,7 +87,7 @@ def learn(session: Session, state: TrainState) -> None:
             rate = new_tokens / (time.monotonic() - began)
             tokens += new_tokens
             held = _measure(session, state) if measures else None
-            _record(history, step, {**line, "tokens": tokens, "tokens_per_second": rate, **_scalars(held)})
+            _record(history, step, {**line, "tokens": tokens, "tokens_per_second": rate, **_of_prompts(held)})
             if saves:
                 _save(session, state, step, tokens, held)
             _tell(session, progress, step, line, held)
@@ -127,16 +127,20 @@ def _save(session: Session, state: TrainState, step: int, tokens: int, held: Hel
     session.checkpoints.save(step, state, position, score)
 
 
-def _record(history: History | None, step: int, line: dict[str, float | None]) -> None:
+def _record(history: History | None, step: int, line: dict[str, Any]) -> None:
     if history:
         history.write(step, line)
 
 
-def _scalars(held: HeldOut | None) -> dict[str, float | None]:
+def _of_prompts(held: HeldOut | None) -> dict[str, Any]:
     if held is None:
         return {}
     by_depth = {f"held_out/acceptance_{i}": share for i, share in enumerate(held.acceptance, start=1)}
-    return {"held_out/tokens_per_step": held.tokens_per_step, **by_depth}
+    return {
+        "held_out/tokens_per_step": held.tokens_per_step,
+        "held_out/counts": held.counts,
+        **by_depth,
+    }
 
 
 def _tell(

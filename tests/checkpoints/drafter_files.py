@@ -79,7 +79,9 @@ def eagle(bias: bool = True, embedding: bool = False, seed: int = 0) -> tuple[di
     return config(qkv_bias=bias, bias=None if bias else False), _random(shapes, seed)
 
 
-def eagle3(hidden: int = HIDDEN, reduced: bool = True, seed: int = 0) -> tuple[dict[str, Any], Tensors]:
+def eagle3(
+    hidden: int = HIDDEN, reduced: bool = True, seed: int = 0, **changes: Any
+) -> tuple[dict[str, Any], Tensors]:
     """EAGLE-3: its config and its tensors; only where it is `reduced` it drafts a part of the vocabulary."""
     prefix, size = "midlayer", len(DRAFTED) if reduced else VOCAB
     shapes = _layer(prefix, hidden, 2 * hidden)
@@ -92,19 +94,25 @@ def eagle3(hidden: int = HIDDEN, reduced: bool = True, seed: int = 0) -> tuple[d
         tensors["d2t"] = np.array(DRAFTED) - np.arange(size)
         tensors["t2d"] = np.isin(np.arange(VOCAB), DRAFTED)
     own = {"draft_vocab_size": size if reduced else None, "target_hidden_size": HIDDEN}
-    return config(hidden_size=hidden, **own), tensors
+    return config(hidden_size=hidden, **own, **changes), tensors
+
+
+def eagle3_without_fusion() -> tuple[dict[str, Any], Tensors]:
+    """EAGLE-3 as wide as the states that it reads."""
+    about, tensors = eagle3(3 * HIDDEN)
+    return about, {name: tensor for name, tensor in tensors.items() if name != "fc.weight"}
 
 
 def speculators(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """EAGLE-3's config as speculators writes it."""
-    own = {name: about[name] for name in ("draft_vocab_size", "target_hidden_size")}
+    own = {"norm_before_residual": False}
+    own |= {name: about[name] for name in (*own, "draft_vocab_size", "target_hidden_size") if name in about}
     return {
         "speculators_model_type": "eagle3",
         "speculators_version": "0.3.0",
         "speculators_config": {"algorithm": "eagle3"},
         "architectures": ["Eagle3Speculator"],
         "transformer_layer_config": {name: value for name, value in about.items() if name not in own},
-        "norm_before_residual": False,
         "embed_requires_grad": False,
         **own,
         **changes,
@@ -237,8 +245,8 @@ def eagle3_states(
     if fault == "state before embedding":
         parts.reverse()
     mixed = _attention(np.concatenate(parts, -1), tensors, "midlayer.self_attn", _about(about, fault))
-    residual = {"residual normed": normed, "residual dropped": 0.0}.get(fault, states)
-    x = residual + mixed
+    is_normed = about.get("norm_before_residual", False) != (fault == "other residual")
+    x = mixed + (0.0 if fault == "residual dropped" else normed if is_normed else states)
     return x + _mlp(rms(x, tensors["midlayer.post_attention_layernorm.weight"]), tensors, "midlayer.mlp")
 
 

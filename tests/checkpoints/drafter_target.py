@@ -9,8 +9,13 @@ import numpy as np
 
 from specjax.build import LoadedTarget
 from specjax.checkpoints.drafters_found import Published
+from specjax.decode import row_keys, start
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
+from specjax.sampling import make_warp
+from specjax.step import Method
+from specjax.types import Context, Drafter, ModelParams, Params
+from specjax.verify import rejection
 from tests.checkpoints.drafter_files import HIDDEN, VOCAB
 
 
@@ -35,6 +40,19 @@ def load_target() -> LoadedTarget:
     )
     params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, init_params(config, 0))
     return LoadedTarget(make_target(config), params, None, config, "hf:owner/target")
+
+
+def laws_of(
+    loaded: LoadedTarget, drafter: Drafter, weights: Params, prompt: list[int]
+) -> tuple[np.ndarray, int]:
+    """The laws [2, V] that a drafter drafts two tokens after a prompt by, and the first of them."""
+    params, warp = ModelParams(loaded.params, weights), make_warp(1, temperature=1.0)
+    method, keys = Method(loaded.target, drafter, rejection.verify), row_keys(0, range(1))
+    _, state = start(method, params, [prompt], max_new_tokens=4, warp=warp, keys=keys)
+    context = Context(state.tokens, state.length, warp)
+    draft, _ = jax.jit(drafter.propose)(params, state.keys, state.draft_state, context)
+    assert draft.probs is not None
+    return np.asarray(draft.probs[0, :2]), int(draft.tokens[0, 1])
 
 
 def assert_same(found: Published, expected: Published) -> None:

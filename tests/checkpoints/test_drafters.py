@@ -19,11 +19,13 @@ from specjax.models.functional import keep_layers, make_target
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.trees.topology import chain_mask
-from specjax.types import Context, ModelParams
-from specjax.verify import rejection, target_only
+from specjax.types import ModelParams
+from specjax.verify import target_only
 from tests.checkpoints import drafter_files as files
 from tests.checkpoints.drafter_files import DRAFTED, HIDDEN, write
-from tests.checkpoints.drafter_target import assert_same, load_target
+from tests.checkpoints.drafter_target import assert_same, laws_of, load_target
+
+pytestmark = pytest.mark.quick_compile
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
 LAYERS = (2, 4, 5)  # of the target's 8, in the published choice
@@ -59,15 +61,8 @@ def read(loaded: LoadedTarget) -> Read:
 
 def drafted_laws(loaded: LoadedTarget, folder: Path, name: str) -> tuple[np.ndarray, int]:
     """The laws [2, V] that the built drafter drafts two tokens by, and the first of them."""
-    drafter, weights = build_drafter({"name": name, "source": str(folder), "draft_length": 2}, loaded)
-    params, warp = ModelParams(loaded.params, weights), make_warp(1, temperature=1.0)
-    method = Method(loaded.target, drafter, rejection.verify)
-    keys = row_keys(0, range(1))
-    _, state = start(method, params, [PROMPT], max_new_tokens=4, warp=warp, keys=keys)
-    context = Context(state.tokens, state.length, warp)
-    draft, _ = jax.jit(drafter.propose)(params, state.keys, state.draft_state, context)
-    assert draft.probs is not None
-    return np.asarray(draft.probs[0, :2]), int(draft.tokens[0, 1])
+    fields = {"name": name, "source": str(folder), "draft_length": 2}
+    return laws_of(loaded, *build_drafter(fields, loaded), PROMPT)
 
 
 def expected_laws(
@@ -96,7 +91,7 @@ EAGLE_FAULTS = (
 EAGLE3_FAULTS = (
     "state before embedding",
     "state not normed",
-    "residual normed",
+    "other residual",
     "residual dropped",
     "norm never",
     "norm twice",
@@ -130,13 +125,15 @@ def test_eagle_computes_what_its_format_says(
         assert np.abs(laws - expected(of_target)).max() > 1e-3, "the target's embedding used"
 
 
-@pytest.mark.parametrize("kind", ["reduced", "full", "wider"])
+@pytest.mark.parametrize("kind", ["reduced", "full", "wider", "normed residual"])
 def test_eagle3_computes_what_its_format_says(
     loaded: LoadedTarget, read: Read, tmp_path: Path, kind: str
 ) -> None:
     hidden = 2 * HIDDEN if kind == "wider" else HIDDEN
-    about, tensors = files.eagle3(hidden, reduced=kind != "full")
-    laws, first = drafted_laws(loaded, write(tmp_path / "eagle3", about, tensors), "eagle3")
+    is_normed = True if kind == "normed residual" else None
+    about, tensors = files.eagle3(hidden, reduced=kind != "full", norm_before_residual=is_normed)
+    published = (files.speculators(about), files.respelled(tensors)) if is_normed else (about, tensors)
+    laws, first = drafted_laws(loaded, write(tmp_path / "eagle3", *published), "eagle3")
     table = tensors.get("embed_tokens.weight", np.asarray(loaded.params["embed_tokens"]["weight"]))
 
     def expected(fault: str = "") -> np.ndarray:
@@ -149,7 +146,7 @@ def test_eagle3_computes_what_its_format_says(
         return expected_laws(states_of, logits, table, read.fused @ tensors["fc.weight"].T, first)
 
     np.testing.assert_allclose(laws, expected(), atol=2e-5)
-    if kind == "reduced":
+    if kind in ("reduced", "normed residual"):
         for fault in EAGLE3_FAULTS:
             assert np.abs(laws - expected(fault)).max() > 1e-3, fault
     if kind != "full":

@@ -37,19 +37,14 @@ def with_output_bias() -> tuple[dict[str, Any], files.Tensors]:
     return about | {"attention_bias": True}, tensors | {"layers.0.self_attn.o_proj.bias": bias}
 
 
-def without_fusion() -> tuple[dict[str, Any], files.Tensors]:
-    """EAGLE-3 as wide as the states that it reads."""
-    about, tensors = files.eagle3(3 * HIDDEN)
-    return about, {name: tensor for name, tensor in tensors.items() if name != "fc.weight"}
-
-
 VARIANTS = {
     "eagle": files.eagle,
     "eagle with all biases": with_output_bias,
     "eagle without biases": lambda: files.eagle(bias=False, embedding=True),
     "eagle3": files.eagle3,
     "eagle3 full": lambda: files.eagle3(reduced=False),
-    "eagle3 as wide as its states": without_fusion,
+    "eagle3 normed residual": lambda: files.eagle3(norm_before_residual=True),
+    "eagle3 as wide as its states": files.eagle3_without_fusion,
     "eagle3 wider": lambda: files.eagle3(2 * HIDDEN),
     "medusa": files.medusa,
     "medusa legacy": lambda: files.medusa(own=False),

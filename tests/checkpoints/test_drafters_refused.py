@@ -112,7 +112,8 @@ def test_wrong_draft_vocabulary_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
-        {"norm_before_residual": True},
+        {"norm_before_residual": None},
+        {"norm_before_residual": "yes"},
         {"norm_before_fc": True},
         {"fc_norm": True},
         {"norm_output": True},

@@ -167,6 +167,34 @@ def test_held_out_texts_are_never_learned_from(folder: Path) -> None:
         batches.split(texts, 11, seed=1)
 
 
+def test_held_out_texts_of_other_folders_are_the_same_whatever_is_learned_from(tmp_path: Path) -> None:
+    write(tmp_path, 0, LENGTHS)
+    texts = load(tmp_path)
+    others = [text._replace(tokens=text.tokens + V) for text in texts]
+    held_out = batches.split(texts, 3, seed=1)[1]
+    learned_from, same = batches.split(others, 3, seed=1, eval_texts=texts)
+    assert keys(same) == keys(held_out) and keys(learned_from) == keys(others)
+    # Where the folders share texts, those that are held out are not learned from.
+    learned_from, same = batches.split(texts + others, 3, seed=1, eval_texts=texts)
+    assert keys(same) == keys(held_out) and keys(learned_from) == keys(texts + others) - keys(held_out)
+    with pytest.raises(ConfigError, match="every text is held out"):
+        batches.split(held_out, 3, seed=1, eval_texts=texts)
+
+
+def keys(texts: list[batches.Text]) -> set[bytes]:
+    return {text.tokens.tobytes() for text in texts}
+
+
+def test_only_so_many_tokens_may_be_learned_from(folder: Path) -> None:
+    texts = load(folder)
+    whole = sum(len(text.tokens) for text in texts[:3])
+    assert batches.first_tokens(texts, None) == texts
+    assert batches.first_tokens(texts, whole) == texts[:3]
+    assert batches.first_tokens(texts, whole - 1) == texts[:2]
+    with pytest.raises(ConfigError, match="max_tokens is 1 and the first text has"):
+        batches.first_tokens(texts, 1)
+
+
 def test_texts_without_a_supervised_token_in_the_window_are_dropped(tmp_path: Path) -> None:
     write(tmp_path, 0, [4, 12], num_given=2)
     write(tmp_path, 1, [10, 12, 6], num_given=9)

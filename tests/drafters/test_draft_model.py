@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import draft_vocab
 from specjax.decode import row_keys, start
 from specjax.drafters import draft_model, self_speculative
 from specjax.errors import ConfigError
-from specjax.models.functional import init_params, keep_layers, make_target
+from specjax.models.functional import init_params, keep_layers, make_target, stack_layers
 from specjax.models.llama import LlamaConfig
+from specjax.models.quantize import quantize
 from specjax.sampling import make_warp, warp_probs
 from specjax.step import Method, step
-from specjax.types import ROOT, Context, Drafter, ModelParams, Params, Target
+from specjax.trees.topology import chain_mask
+from specjax.types import ROOT, Context, Drafter, ModelParams, Params, Target, TrainingBatch, not_offered
 from specjax.verify import multi_round, target_only, without_replacement
+
+pytestmark = pytest.mark.quick_compile
 
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7], [9, 8]]
 WARP = make_warp(3, temperature=0.8, top_k=20)
@@ -27,21 +33,23 @@ def fresh_laws(model: Target, params: Params, texts: np.ndarray) -> jax.Array:
     """The model's warped law after every token of the texts [B, T], read in one pass."""
     batch, size = texts.shape
     positions = jnp.broadcast_to(jnp.arange(size), (batch, size))
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (batch, size, size))
-    out = model.forward(params, jnp.asarray(texts), positions, causal, model.init_cache(batch, size))
-    return warp_probs(out.logits, WARP)
+    causal, cache = chain_mask(batch, size), model.init_cache(batch, size)
+    return warp_probs(model.forward(params, jnp.asarray(texts), positions, causal, cache).logits, WARP)
 
 
 def check_drafts_over_rounds(
-    target: Target, drafter: Drafter, params: ModelParams, model: Target, weights: Params
+    target: Target, drafter: Drafter, params: ModelParams, laws_of: Callable[[jax.Array], jax.Array]
 ) -> set[int]:
-    """Every draft law equals that of a fresh reading of context and draft; returns the accepted lengths."""
+    """Every draft law is that of a fresh reading of context and draft; returns the accepted lengths.
+
+    `laws_of` gives the warped laws [B, T, V] after every token of the texts [B, T].
+    """
     rules = {law: rule.verify for rule in (multi_round, without_replacement) for law in rule.LAWS}
     method = Method(target, drafter, rules[drafter.law])
     keys = row_keys(0, range(3))
     request, state = start(method, params, PROMPTS, max_new_tokens=40, warp=WARP, keys=keys, capacity=96)
     propose, advance = jax.jit(drafter.propose), jax.jit(step, static_argnums=0)
-    read = jax.jit(lambda texts: fresh_laws(model, weights, texts))
+    read = jax.jit(laws_of)
     accepted = set()
     for _ in range(7):
         context = Context(state.tokens, state.length, WARP)
@@ -73,7 +81,9 @@ def test_law_of_a_draft_model_after_any_number_accepted(
     weights = jax.tree.map(lambda w: w * (1 + 0.1 * rng.normal(size=w.shape).astype(w.dtype)), tiny_params)
     drafter = draft_model.build(draft_model.Config("a noisy copy", draft_length=3), tiny_target, tiny_config)
     params = ModelParams(tiny_params, weights)
-    accepted = check_drafts_over_rounds(tiny_target, drafter, params, make_target(tiny_config), weights)
+    accepted = check_drafts_over_rounds(
+        tiny_target, drafter, params, lambda texts: fresh_laws(tiny_target, weights, texts)
+    )
     assert accepted == {0, 1, 2, 3}  # all, too: then two tokens are missing from its cache
 
 
@@ -87,7 +97,9 @@ def test_law_of_every_node_of_a_tree(
     drafter = draft_model.build(config, tiny_target, tiny_config)
     assert (drafter.num_nodes, drafter.max_depth) == (1 + 2 + 4 + 4, 3)
     params = ModelParams(tiny_params, weights)
-    accepted = check_drafts_over_rounds(tiny_target, drafter, params, make_target(tiny_config), weights)
+    accepted = check_drafts_over_rounds(
+        tiny_target, drafter, params, lambda texts: fresh_laws(tiny_target, weights, texts)
+    )
     assert {0, 1, 3} <= accepted  # its cache is compacted along paths of every length
 
 
@@ -133,7 +145,9 @@ def test_law_of_the_thinned_target(tiny_config: LlamaConfig) -> None:
     drafter = self_speculative.build(self_speculative.Config(draft_length=3, skip_layers=(1,)), target)
     thinned = make_target(dataclasses.replace(config, num_layers=2))
     kept = keep_layers(weights, (0, 2))
-    check_drafts_over_rounds(target, drafter, ModelParams(weights, {}), thinned, kept)
+    check_drafts_over_rounds(
+        target, drafter, ModelParams(weights, {}), lambda texts: fresh_laws(thinned, kept, texts)
+    )
 
 
 def test_another_vocabulary_is_refused(tiny_config: LlamaConfig, tiny_target: Target) -> None:
@@ -153,3 +167,123 @@ def test_layers_that_cannot_be_skipped_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         self_speculative.build(self_speculative.Config(draft_length=2, skip_layers=skipped), tiny_target)
+
+
+def learned_params(target: Target, target_params: Params, noise: float, **training) -> ModelParams:
+    """The weights that a learned draft model starts from, each off by a factor."""
+    settings = draft_model.Training(**training)
+    trainable = draft_model.trainable(draft_model.Config(draft_length=1), settings, target)
+    weights, fixed = trainable.init(jax.random.key(0), target_params, np.arange(target.vocab_size))
+    rng = np.random.default_rng(0)
+    weights = jax.tree.map(lambda w: w * (1 + noise * rng.normal(size=w.shape)).astype(w.dtype), weights)
+    return ModelParams(target_params, draft_vocab.complete(weights | fixed, target, target_params))
+
+
+def training_laws(target: Target, params: ModelParams, texts: jax.Array) -> jax.Array:
+    """What the forward pass of training makes of the texts."""
+    scores = draft_model.text_scores(target, params, jnp.asarray(texts))
+    return warp_probs(draft_vocab.in_target_vocab(scores, params, target.vocab_size), WARP)
+
+
+LEARNED = {
+    "chain of few tokens": ({}, {"draft_vocab_size": 24}),
+    "tree": ({"branching": (2, 2), "proposal": "siblings_without_replacement"}, {}),
+}
+
+
+@pytest.mark.parametrize("case", LEARNED)
+def test_decoding_drafts_what_training_computes(tiny_target: Target, tiny_params: Params, case: str) -> None:
+    """Teacher-forced on what decoding did, the training forward gives decoding's laws."""
+    shape, training = LEARNED[case]
+    params = learned_params(tiny_target, tiny_params, 0.05, **training)
+    drafter = draft_model.build(draft_model.Config(draft_length=3, **shape), tiny_target)
+    accepted = check_drafts_over_rounds(
+        tiny_target, drafter, params, lambda texts: training_laws(tiny_target, params, texts)
+    )
+    assert len(accepted) > 1
+
+
+def test_layers_in_another_order_are_found(tiny_target: Target, tiny_params: Params) -> None:
+    """The negative control: decoding with layers that training has the other way round."""
+    params = learned_params(tiny_target, tiny_params, 0.05)
+    swapped = params._replace(drafter=keep_layers(params.drafter, (1, 0)))
+    drafter = draft_model.build(draft_model.Config(draft_length=3), tiny_target)
+    with pytest.raises(AssertionError, match="row"):
+        check_drafts_over_rounds(
+            tiny_target, drafter, params, lambda texts: training_laws(tiny_target, swapped, texts)
+        )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tied", "stacked"),
+    [("float32", True, False), ("float32", False, True), ("bfloat16", True, False), ("int8", True, False)],
+)
+def test_with_all_layers_it_starts_as_the_target(
+    tiny_config: LlamaConfig, dtype: str, tied: bool, stacked: bool
+) -> None:
+    config = dataclasses.replace(tiny_config, tie_embeddings=tied)
+    weights = jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, init_params(config, seed=0))
+    if dtype == "int8":
+        weights = quantize(weights)
+    weights = jax.tree.map(lambda leaf: leaf if leaf.dtype == np.int8 else jnp.asarray(leaf), weights)
+    if dtype == "bfloat16":
+        weights = jax.tree.map(lambda leaf: leaf.astype(dtype), weights)
+    target_params = stack_layers(weights) if stacked else weights
+    target = make_target(config, dtype=jnp.dtype(dtype), stacked=stacked)
+    params = learned_params(target, target_params, 0.0)
+    texts = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 12)), jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(12)[None], (2, 12))
+    cache = target.init_cache(2, 12)
+    read = target.forward(target_params, texts, positions, chain_mask(2, 12), cache, ("last_hidden",))
+    scores = draft_model.text_scores(target, params, texts)
+    tolerance = 0.05 if dtype == "bfloat16" else 1e-4
+    np.testing.assert_allclose(scores, read.logits, atol=tolerance * float(jnp.abs(read.logits).max()))
+
+    trainable = draft_model.trainable(draft_model.Config(draft_length=1), draft_model.Training(), target)
+    batch = TrainingBatch(texts, jnp.ones((2, 12), bool), jnp.asarray([12, 7]), read.features)
+    _, report = trainable.loss(params, batch, jax.random.key(0))
+    assert report["overlap"] > 0.95
+    other = params._replace(drafter=keep_layers(params.drafter, (1, 0)))
+    assert trainable.loss(other, batch, jax.random.key(0))[1]["overlap"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (0, 29)),
+        ({"num_layers": 1}, (0,)),
+        ({"num_layers": 3}, (0, 14, 29)),
+        ({"num_layers": 30}, tuple(range(30))),
+        ({"num_layers": 3, "layers": (5, 0, 7)}, (5, 0, 7)),
+    ],
+)
+def test_layers_it_starts_from(
+    tiny_config: LlamaConfig, tiny_target: Target, fields: dict, expected: tuple[int, ...]
+) -> None:
+    target = tiny_target._replace(config=dataclasses.replace(tiny_config, num_layers=30))
+    assert draft_model.first_layers(draft_model.Training(**fields), target) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_layers": 0}, "num_layers is 0: give 1 to 2"),
+        ({"num_layers": 3}, "num_layers is 3: give 1 to 2"),
+        ({"layers": (0,)}, "layers names 1 layers and training.num_layers is 2"),
+        ({"layers": (0, 2)}, r"layers are \(0, 2\): the target has layers 0 to 1"),
+        ({"layers": (-1, 1)}, "the target has layers 0 to 1"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size is 0: give 1 to 32"),
+        ({"draft_vocab_size": 33}, "draft_vocab_size is 33: give 1 to 32"),
+        ({"distance": "forward_lk"}, "did you mean 'forward_kl'"),
+    ],
+)
+def test_training_that_cannot_be_is_named(
+    tiny_target: Target, tiny_params: Params, fields: dict, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        learned_params(tiny_target, tiny_params, 0.0, **fields)
+
+
+def test_target_without_ends_is_refused(tiny_target: Target) -> None:
+    with pytest.raises(ConfigError, match="no embedding and head"):
+        draft_model.build(draft_model.Config(draft_length=2), tiny_target._replace(embed=not_offered))

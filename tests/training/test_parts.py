@@ -53,6 +53,8 @@ def test_measure_is_decoding_and_is_compiled_once(tiny_target: Target, tiny_para
     assert known.tokens_per_step > 1.5
     expected = toy_decoding(written, prompts, table, depth=3)
     assert known.tokens_per_step == pytest.approx(expected)
+    emitted, steps = np.array(known.counts).T
+    assert len(emitted) == len(prompts) and emitted.sum() / steps.sum() == known.tokens_per_step
 
 
 def toy_decoding(written: list[list[int]], prompts: list[list[int]], table: np.ndarray, depth: int) -> float:

@@ -1,0 +1,173 @@
+"""Drafters that learn: their losses compare what decoding drafts with what the target would say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from specjax import draft_vocab
+from specjax.decode import row_keys, start
+from specjax.drafters import eagle, eagle3, medusa
+from specjax.errors import ConfigError
+from specjax.models.functional import init_module
+from specjax.models.medusa import Head, MedusaConfig, ResBlock
+from specjax.sampling import make_warp, warp_probs
+from specjax.step import Method, step
+from specjax.trees.topology import chain_mask
+from specjax.types import Context, ForwardOutput, ModelParams, Params, Target, Trainable, TrainingBatch
+from specjax.verify import rejection
+
+pytestmark = pytest.mark.quick_compile
+DEPTH = 3
+PROMPTS = [[5, 7], [1, 2, 3, 4, 5, 6, 7], [9, 8, 3]]
+WARP = make_warp(3, temperature=0.8, top_k=20)
+
+# The module, its config and its training.
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "eagle reduced": (eagle, {}, {"unroll_steps": DEPTH, "noise": 0.0, "draft_vocab_size": 20}),
+    "eagle3 reduced": (eagle3, {"state_layers": (0, 1), "draft_vocab_size": 20}, {"unroll_steps": DEPTH}),
+    "medusa": (medusa, {"num_layers": 2}, {}),
+    "medusa own": (medusa, {"own_unembedding": True}, {}),
+}
+
+
+@dataclasses.dataclass
+class Learner:
+    """A drafter with random weights that matter, and what its loss compares with what."""
+
+    module: Any
+    config: Any
+    trainable: Trainable
+    params: ModelParams
+    seen: list[tuple[jax.Array, jax.Array]]  # logits, target logits, in the order of the drafts
+
+    def compare(self, batch: TrainingBatch) -> list[tuple[jax.Array, jax.Array]]:
+        self.seen.clear()
+        self.trainable.loss(self.params, batch, jax.random.key(0))
+        return list(self.seen)
+
+
+@pytest.fixture(params=CASES)
+def learner(
+    request: pytest.FixtureRequest, tiny_target: Target, tiny_params: Params, monkeypatch: pytest.MonkeyPatch
+) -> Learner:
+    module, fields, training = CASES[request.param]
+    config = module.Config(draft_length=DEPTH, **fields)
+    trainable = module.trainable(config, module.Training(**training), tiny_target)
+    counts = np.random.default_rng(1).permutation(tiny_target.vocab_size)
+    weights, fixed = trainable.init(jax.random.key(1), tiny_params, counts)
+    rng = np.random.default_rng(0)
+    weights = jax.tree.map(lambda w: w + 0.2 * rng.normal(size=w.shape).astype(w.dtype), weights)
+    params = ModelParams(tiny_params, draft_vocab.complete(weights | fixed, tiny_target, tiny_params))
+    seen: list[tuple[jax.Array, jax.Array]] = []
+    original = module.foresight
+
+    def spying(logits, target_logits, *rest):
+        seen.append((logits, target_logits))
+        return original(logits, target_logits, *rest)
+
+    monkeypatch.setattr(module, "foresight", spying)
+    return Learner(module, config, trainable, params, seen)
+
+
+def read(learner: Learner, target: Target, texts: np.ndarray) -> tuple[TrainingBatch, ForwardOutput]:
+    """Texts [B, T] as a batch of training, and what the target makes of them."""
+    batch, size = texts.shape
+    tokens, positions = jnp.asarray(texts), jnp.broadcast_to(jnp.arange(size)[None], (batch, size))
+    cache, mask = target.init_cache(batch, size), chain_mask(batch, size)
+    names = learner.trainable.features
+    out = target.forward(learner.params.target, tokens, positions, mask, cache, names)
+    return TrainingBatch(tokens, tokens >= 0, jnp.full(batch, size), out.features), out
+
+
+def test_decoding_drafts_what_training_computes(learner: Learner, tiny_target: Target) -> None:
+    """Teacher-forced on what decoding did, after any number of rounds, the loss sees decoding's laws."""
+    drafter = learner.module.build(learner.config, tiny_target)
+    method, params = Method(tiny_target, drafter, rejection.verify), learner.params
+    keys = row_keys(0, range(3))
+    request, state = start(method, params, PROMPTS, max_new_tokens=12, warp=WARP, keys=keys, capacity=32)
+    propose, advance = jax.jit(drafter.propose), jax.jit(step, static_argnums=0)
+    compare = jax.jit(lambda texts: learner.compare(read(learner, tiny_target, texts)[0]))
+    # A head of Medusa's reads the state before the pending token at any depth, the others' go on from there.
+    ahead = 0 if learner.module is medusa else 1
+    accepted, off_by_one = set(), 0.0
+    for _ in range(4):
+        context = Context(state.tokens, state.length, WARP)
+        draft = jax.device_get(propose(params, state.keys, state.draft_state, context)[0])
+        texts, lengths = np.array(state.tokens), np.asarray(state.length)
+        for row, length in enumerate(lengths):
+            # The target's states of drafts are there too, and must not matter.
+            texts[row, length : length + DEPTH] = draft.tokens[row, 1:]
+        compared = compare(texts)
+        for depth, (logits, _) in enumerate(compared):
+            whole = draft_vocab.in_target_vocab(logits, params, tiny_target.vocab_size)
+            places = lengths - 2 + ahead * depth
+            at, late = (whole[np.arange(3), places + shift][:, None] for shift in (0, 1))
+            drafted = draft.probs[:, depth]
+            np.testing.assert_allclose(drafted, warp_probs(at, WARP)[:, 0], atol=2e-4)
+            off_by_one = max(off_by_one, np.abs(drafted - warp_probs(late, WARP)[:, 0]).max())
+        state, info = advance(method, params, request, state)
+        accepted |= set(info.num_accepted.tolist())
+    assert len(accepted) > 1
+    assert off_by_one > 0.05, "all places are alike"
+
+
+def test_loss_compares_with_the_laws_that_the_target_decodes_by(
+    learner: Learner, tiny_target: Target
+) -> None:
+    """With the final norm, of the tokens that are drafted, and of none else."""
+    texts = np.random.default_rng(0).integers(0, tiny_target.vocab_size, (2, 9))
+    batch, out = read(learner, tiny_target, texts)
+    tokens = learner.params.drafter.get("d2t", jnp.arange(tiny_target.vocab_size))
+    for _, found in learner.compare(batch):
+        np.testing.assert_allclose(found, out.logits[..., tokens], atol=1e-4)
+    # The control: states as they are before the norm, longer or shorter than after it.
+    unnormed = batch.features["last_hidden"] * jnp.linspace(0.5, 2.0, texts.shape[1])[None, :, None]
+    features = batch.features | {"last_hidden": unnormed}
+    _, found = learner.compare(batch._replace(features=features))[0]
+    assert np.abs(found - out.logits[..., tokens]).max() > 0.1
+
+
+def test_heads_and_their_blocks_share_no_weights(tiny_target: Target) -> None:
+    make = medusa.module_of(medusa.Config(draft_length=3, num_layers=2), tiny_target)
+    weights = init_module(make, jax.random.key(0))
+    assert list(weights["heads"]) == [0, 1, 2]
+    assert all(list(head["blocks"]) == [0, 1] for head in weights["heads"].values())
+
+    class Multiplied(Head):
+        """The fault: one block, listed twice."""
+
+        def __init__(self, config: MedusaConfig, **options: Any):
+            super().__init__(config, **options)
+            self.blocks = nnx.List([ResBlock(config.hidden_size, **options)] * config.num_layers)
+
+    sizes = MedusaConfig(8, 1, 2, None)
+    shared = init_module(lambda rngs: Multiplied(sizes, dtype=jnp.float32, rngs=rngs), jax.random.key(0))
+    assert list(shared["blocks"]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("module", "field", "values"),
+    [
+        (eagle, "unroll_steps", (0, -1)),
+        (eagle, "noise", (-0.1, math.nan, math.inf)),
+        (eagle, "feature_weight", (-0.1, math.nan)),
+        (eagle, "draft_vocab_size", (0,)),
+        (eagle3, "unroll_steps", (0,)),
+        (eagle3, "decay", (0.0, -1.0, math.nan)),
+        (medusa, "decay", (0.0, math.inf)),
+        (medusa, "draft_vocab_size", (0,)),
+        (medusa, "lm_weight", (-1.0,)),
+    ],
+)
+def test_impossible_training_is_refused_by_its_field(module: Any, field: str, values: tuple) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=rf"training\.{field} is {value}: give"):
+            module.Training(**{field: value})

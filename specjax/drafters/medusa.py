@@ -68,8 +68,9 @@ class Config(TreeConfig):
 class Training:
     """The loss: `distance` to the target's law of each head, weighted by `decay` to the power of its number.
 
-    With `lm_weight` the target is trained along (Medusa-2), and its own loss on the text counts so much.
-    Only the `draft_vocab_size` most frequent tokens are drafted.
+    With `lm_weight` the target is trained along (Medusa-2), and its own loss on the text counts so much: 5
+    keeps it nearly as good as alone, with 1 it turns duller. Only the `draft_vocab_size` most frequent tokens
+    are drafted.
     """
 
     distance: str = "forward_kl"

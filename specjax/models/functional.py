@@ -21,6 +21,7 @@ from specjax.types import ForwardOutput, KVCache, Params, Target
 
 # States a drafter may ask for by name; "hidden.i" is the input of layer i.
 LAST_HIDDEN = "last_hidden"  # after the final norm: what enters the head
+LOGITS = "logits"  # what leaves it
 LAYER_INPUT = "hidden."
 
 
@@ -68,10 +69,11 @@ def make_target(config: LlamaConfig, *, dtype: Any = jnp.float32, stacked: bool 
             keys, values, inputs = (tuple(part) for part in zip(*layers, strict=True))
 
         last = model.norm(x)
-        known = {LAST_HIDDEN: last}
+        logits = model.unembed(last).astype(jnp.float32)
+        known = {LAST_HIDDEN: last, LOGITS: logits}
         known |= {f"{LAYER_INPUT}{i}": inputs[i] for i in range(config.num_layers)}
         return ForwardOutput(
-            logits=model.unembed(last).astype(jnp.float32),
+            logits=logits,
             cache=KVCache(keys, values, cache.length),
             features={name: _feature(known, name) for name in features},
         )

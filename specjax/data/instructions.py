@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
-import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from specjax.data.documents import load_documents, read_text
 from specjax.errors import ConfigError
 
 # What is asked about a passage, so that long prompts are among those learned from.
@@ -40,7 +39,7 @@ def load_instructions(path: Path) -> list[str]:
     first of the user) and "text". ConfigError, with file and line, on anything else.
     """
     found = []
-    for number, line in enumerate(_read(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -61,7 +60,7 @@ def load_passages(path: Path, seed: int) -> list[str]:
     """
     draw = random.Random(seed)
     requests = []
-    for text in _texts(path):
+    for text in load_documents(path):
         words = text.split()
         start = 0
         while start < len(words):
@@ -126,22 +125,3 @@ def _request(record: Any) -> str:
         if name in record:
             return record[name]
     raise KeyError("prompt")
-
-
-def _texts(path: Path) -> Sequence[str]:
-    if path.suffix != ".zip":
-        # Empty lines part documents, headings and verses; what matters is running text.
-        return [_read(path)]
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
-            return [re.sub(r"\s+", " ", archive.read(name).decode("latin-1")) for name in names]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"cannot read the archive {path}: {error}") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error

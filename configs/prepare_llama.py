@@ -4,7 +4,7 @@
         --config.documents='("a.txt",)' --config.conversations='("chat.jsonl",)' \
         --config.features='("last_hidden",)'
 
-As it stands it takes the files of tokens that come with the project, 1024 texts, whose states were not kept:
+As it stands it takes the files of tokens that come with the project, 2048 texts, whose states were not kept:
 1.2 kB a token for each feature. Another line may leave them out with --config.tokens='()'. A run can be
 interrupted and goes on with the shard that it was at. A folder of `data` of specjax.train is what comes out.
 """

@@ -16,6 +16,7 @@ from specjax import draft_vocab, zoo
 from specjax.checkpoints.drafters import load_drafter
 from specjax.checkpoints.drafters_export import to_published
 from specjax.checkpoints.drafters_files import CONFIG, HUB, fetch, is_published
+from specjax.checkpoints.drafters_found import Published
 from specjax.checkpoints.export import save_folder
 from specjax.checkpoints.names import flatten
 from specjax.checkpoints.source import Checkpoint
@@ -28,7 +29,7 @@ from specjax.modules import find_module
 from specjax.proposals import TreeConfig
 from specjax.targets import LoadedTarget
 from specjax.training.export import fit, read_drafter
-from specjax.types import Drafter, Params
+from specjax.types import Drafter, Params, Target
 
 
 def is_learned(module: ModuleType, config: Any) -> bool:
@@ -82,15 +83,10 @@ def _load_learned(name: str, module: ModuleType, config: Any, loaded: LoadedTarg
             f"the drafter '{name}' needs weights: set drafter.source to a folder that specjax.train wrote, "
             f"to a published drafter (a folder, or hf:owner/name), or to one of the zoo's ({known})"
         )
-    folder = fetch(source) if source.startswith(HUB) else zoo.folder(source)
-    if is_published(folder):
-        found = load_drafter(folder, name, loaded.target, source)
+    found = read_source(name, source, loaded.target)
+    if isinstance(found, Published):
         return _Learned(found.settle(config, source), found.architecture, found.weights)
-    given, about = read_drafter(folder)
-    if about.get("drafter") != name:
-        raise ConfigError(
-            f"'{source}' holds weights for the drafter '{about.get('drafter')}', not for '{name}'"
-        )
+    given, about = found
     own = [field for field in dataclasses.fields(config) if field.name not in _SHAPE]
     config = dataclasses.replace(
         config,
@@ -105,6 +101,27 @@ def _load_learned(name: str, module: ModuleType, config: Any, loaded: LoadedTarg
     counts = np.zeros(loaded.target.vocab_size, np.int32)
     template = jax.eval_shape(lambda key: trainable.init(key, loaded.params, counts), jax.random.key(0))
     return _Learned(config, None, fit(given, template[0] | template[1], source))
+
+
+class Trained(NamedTuple):
+    """Weights that specjax.train wrote, on the host, and what it wrote about them."""
+
+    weights: Params
+    about: Mapping[str, Any]
+
+
+def read_source(name: str, source: str, target: Target) -> Published | Trained:
+    """What a folder, "hf:owner/name" or "zoo:NAME" holds for the drafter `name`.
+
+    Raises ConfigError where it is another drafter's, and CheckpointError where it cannot be read.
+    """
+    folder = fetch(source) if source.startswith(HUB) else zoo.folder(source)
+    if is_published(folder):
+        return load_drafter(folder, name, target, source)
+    found = Trained(*read_drafter(folder))
+    if (known := found.about.get("drafter")) != name:
+        raise ConfigError(f"'{source}' holds weights for the drafter '{known}', not for '{name}'")
+    return found
 
 
 def export_drafter(fields: Mapping[str, Any], loaded: LoadedTarget, folder: Path) -> None:

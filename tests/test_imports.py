@@ -50,8 +50,8 @@ ROOMS = {
     "targets": "checkpoints data.tokenizer models types",
     "build_learned": "targets zoo draft_vocab proposals config modules training checkpoints models types",
     "build": "build_learned targets config modules data.tokenizer step models types",
-    "tasks": "build config modules analysis eval training training.losses sharding checkpoints data"
-    " data.tokenizer zoo draft_vocab proposals models decode step sampling types",
+    "tasks": "build build_learned config modules analysis eval training training.losses sharding checkpoints"
+    " data data.tokenizer draft_vocab proposals models decode step sampling types",
     "run": "tasks storage config modules eval",
     "data.generate": "run",
     "data.prepare": "run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.numpy import save_file
 
 from specjax.checkpoints.drafters_eagle import MIDLAYER, NORM_BEFORE_RESIDUAL, STATE_LAYERS
 from specjax.checkpoints.drafters_files import CONFIG, IS_DRAFTED, MEDUSA_WEIGHTS, OFFSETS, named
-from specjax.checkpoints.export import new_folder
+from specjax.checkpoints.export import new_folder, write_json
 from specjax.checkpoints.huggingface import WEIGHTS
 from specjax.checkpoints.validate import Array, Params
 from specjax.draft_vocab import TOKENS
@@ -50,7 +49,7 @@ def to_published(
     with new_folder(folder) as staging:
         save_file(tensors, staging / name, metadata={"format": "pt"})
         (staging / name).chmod(0o644)  # the library leaves it to the owner alone
-        (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(staging / CONFIG, config)
 
 
 def _eagle(weights: Params, architecture: EagleConfig) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path) -> None:
     Raises CheckpointError where the folder exists already or cannot be written.
     """
     with new_folder(folder) as staging:
-        _write_json(staging / "config.json", _config_json(checkpoint))
+        write_json(staging / "config.json", _config_json(checkpoint))
         tensors = {
             published_name(name): np.ascontiguousarray(_leaf(checkpoint.params, name))
             for name in expected_shapes(checkpoint.config)
@@ -38,7 +38,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path) -> None:
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", **checkpoint.tokenizer.special_tokens}
             if checkpoint.tokenizer.chat_template is not None:
                 settings["chat_template"] = checkpoint.tokenizer.chat_template
-            _write_json(staging / "tokenizer_config.json", settings)
+            write_json(staging / "tokenizer_config.json", settings)
 
 
 @contextlib.contextmanager
@@ -102,5 +102,6 @@ def _leaf(params: Any, name: str) -> np.ndarray:
     return params
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as people read it."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -85,12 +85,13 @@ def split(
     The held-out ones are drawn from `eval_texts` where there are some: the same, whatever is learned from.
     Raises ConfigError where nothing is left to learn from.
     """
-    drawn_from = eval_texts or texts
-    if held_out >= len(drawn_from):
-        raise ConfigError(f"held_out is {held_out} and there are {len(drawn_from)} texts: hold out fewer")
-    kept = _shuffled(drawn_from, seed)[len(drawn_from) - held_out :]
+    order = _shuffled(eval_texts or texts, seed)
+    cut = len(order) - held_out
+    if cut <= 0:
+        raise ConfigError(f"held_out is {held_out} and there are {len(order)} texts: hold out fewer")
+    kept = order[cut:]
     if not eval_texts:
-        return _shuffled(texts, seed)[: len(texts) - held_out], kept
+        return order[:cut], kept
     never = {text.tokens.tobytes() for text in kept}
     rest = [text for text in _shuffled(texts, seed) if text.tokens.tobytes() not in never]
     if not rest:
@@ -173,7 +174,7 @@ class _Group(NamedTuple):
 def _groups(texts: Sequence[Text], num_rows: int, max_length: int, seed: int) -> list[_Group]:
     """Which texts stand together: a random choice among those of like length."""
     empty = Text(np.zeros(0, np.int32), np.zeros(0, bool), 0, texts[0].path, 0)
-    order = [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
+    order = _shuffled(texts, seed)
     groups, width = [], max_length
     while order:
         # The narrowest rows take all that is left.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +62,14 @@ def token_files(folder: Path) -> list[Path]:
 def num_tokens(samples: Sequence[Sample]) -> int:
     """Tokens in all of them, prompts included."""
     return sum(len(sample.tokens) for sample in samples)
+
+
+def digest(texts: Iterable[Any]) -> str:
+    """The SHA-256 of texts that have `tokens` and `supervised`, as samples have."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text.tokens.tobytes() + text.supervised.tobytes())
+    return found.hexdigest()
 
 
 def _pack(sample: Sample) -> bytes:

@@ -88,13 +88,7 @@ def lookup(tokens: Int[Array, "T"], length: Int[Array, ""], config: Config) -> I
     present is continued periodically.
     """
     ends = jnp.arange(tokens.shape[0])
-    matched = jnp.zeros_like(ends)
-    run = ends < length - 1
-    for back in range(config.max_ngram):
-        # A suffix that reaches before the first token matches nothing.
-        wanted = jnp.where(length - 1 - back >= 0, tokens[jnp.maximum(length - 1 - back, 0)], NO_TOKEN)
-        run &= (jnp.roll(tokens, back) == wanted) & (ends >= back)
-        matched += run
+    matched = match_lengths(tokens, length, config.max_ngram)
     following = jnp.roll(tokens, -1)
     branches = []
     for _ in range(config.num_branches):
@@ -107,3 +101,21 @@ def lookup(tokens: Int[Array, "T"], length: Int[Array, ""], config: Config) -> I
         branches.append(jnp.where(matched[best] >= config.min_ngram, found, NO_TOKEN))
         matched = jnp.where(following == found[0], 0, matched)
     return jnp.stack(branches)
+
+
+def match_lengths(tokens: Int[Array, "T"], length: Int[Array, ""], most: int) -> Int[Array, "T"]:
+    """How many tokens, up to `most`, the text that ends at each position shares with the context's end.
+
+    It is 0 at the end itself and behind it.
+    """
+    size = tokens.shape[0]
+    # What stands before the first token ends every run, for no token equals it.
+    padded = jnp.concatenate((jnp.full((most,), NO_TOKEN, tokens.dtype), tokens))
+    ending = jax.lax.dynamic_slice(padded, (length,), (most,))
+    run = jnp.arange(size) < length - 1
+    matched = jnp.zeros(size, jnp.int32)
+    for back in range(most):
+        start = most - back
+        run &= padded[start : start + size] == ending[start - 1]
+        matched += run
+    return matched

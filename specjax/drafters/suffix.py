@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.drafters.ngram import match_lengths
 from specjax.errors import ConfigError
 from specjax.proposals import MOST_NODES, Shape
 from specjax.trees import dynamic, static
@@ -127,24 +128,6 @@ def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], config: Config) -
         most = jnp.floor(config.nodes_per_match * found.matched)
         drafted = jnp.where(rank <= most[:, None], drafted, NO_TOKEN)
     return Draft(drafted, ranked.parents, None)
-
-
-def match_lengths(tokens: Int[Array, "T"], length: Int[Array, ""], most: int) -> Int[Array, "T"]:
-    """How many tokens, up to `most`, the text that ends at each position shares with the context's end.
-
-    It is 0 at the end itself and behind it.
-    """
-    size = tokens.shape[0]
-    # What stands before the first token ends every run, for no token equals it.
-    padded = jnp.concatenate((jnp.full((most,), NO_TOKEN, tokens.dtype), tokens))
-    ending = jax.lax.dynamic_slice(padded, (length,), (most,))
-    run = jnp.arange(size) < length - 1
-    matched = jnp.zeros(size, jnp.int32)
-    for back in range(most):
-        start = most - back
-        run &= padded[start : start + size] == ending[start - 1]
-        matched += run
-    return matched
 
 
 class _Continuations(NamedTuple):

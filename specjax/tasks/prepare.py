@@ -9,7 +9,6 @@ a .safetensors beside each, as from the task 'generate'.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from specjax.build import LoadedTarget, build_target
 from specjax.config import Field, Options, check_at_least_1, check_seed
 from specjax.data import conversations, documents, shards
 from specjax.data.reading import feature_bytes, read
-from specjax.data.token_store import SUFFIX, Sample, num_tokens, read_samples, token_files
+from specjax.data.token_store import SUFFIX, Sample, digest, num_tokens, read_samples, token_files
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError
 from specjax.eval import results
@@ -92,7 +91,7 @@ def run(options: Options) -> int:
         needed = size * sum(len(sample.tokens) - 1 for shard in todo for sample in shard.members)
         console.print(f"the features will take {needed / 1e9:.1f} GB in {workdir}", highlight=False)
         shards.check_room(workdir, needed)
-    record = {**config.to_dict(), "texts_sha256": _digest(samples), "environment": results.environment()}
+    record = {**config.to_dict(), "texts_sha256": digest(samples), "environment": results.environment()}
     results.claim(workdir, record, has_results=any(workdir.glob(f"*{SUFFIX}")))
     num_done = len(samples) - sum(len(shard.members) for shard in todo)
     with Progress(len(samples), num_done, console, things="texts") as progress:
@@ -173,13 +172,6 @@ def _check(samples: Sequence[Sample], loaded: LoadedTarget, has_features: bool) 
             f"a text has {longest} tokens and the target has {loaded.config.max_positions} positions: lower "
             "max_length, or leave longer files of tokens out"
         )
-
-
-def _digest(samples: Iterable[Sample]) -> str:
-    digest = hashlib.sha256()
-    for sample in samples:
-        digest.update(sample.tokens.tobytes() + sample.supervised.tobytes())
-    return digest.hexdigest()
 
 
 def _features(

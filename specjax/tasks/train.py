@@ -9,7 +9,6 @@ A run that went on from a published drafter leaves one of the same format and ar
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,16 +23,16 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from specjax import config as configs
-from specjax import draft_vocab, sharding, zoo
+from specjax import draft_vocab, sharding
 from specjax.build import LoadedTarget, build_target, build_verify, check_pair
-from specjax.checkpoints.drafters import load_drafter
-from specjax.checkpoints.drafters_files import HUB, fetch, is_published
+from specjax.build_learned import read_source
+from specjax.checkpoints.drafters_files import HUB
 from specjax.checkpoints.drafters_found import Published
 from specjax.checkpoints.export import save_folder
 from specjax.checkpoints.source import Checkpoint
 from specjax.config import Field, Options, check_at_least_1, check_seed, drafter_config
 from specjax.data import batches as data
-from specjax.data.token_store import token_files
+from specjax.data.token_store import digest, token_files
 from specjax.errors import ConfigError
 from specjax.eval import results
 from specjax.models.functional import unpack
@@ -161,22 +160,19 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
     module = find_module("drafters", config.drafter.name)
     drafter, training = drafter_config(config.drafter), training_config(config.drafter.name, config.training)
     source: str = getattr(drafter, "source", None) or ""
-    folder = fetch(source) if source.startswith(HUB) else zoo.folder(source)
-    published = None
-    if source and is_published(folder):
-        published = load_drafter(folder, config.drafter.name, loaded.target, source)
+    given = read_source(config.drafter.name, source, loaded.target) if source else None
+    published = given if isinstance(given, Published) else None
+    if published is not None:
         drafter = published.settle(drafter, source)
         _check_draft_vocab(training, published, source)
     trainable = module.trainable(drafter, training, loaded.target, *_architecture(published))
     counts = data.count_tokens(texts, loaded.target.vocab_size)
     weights, fixed = trainable.init(jax.random.key(config.seed), loaded.params, counts)
-    if source:
-        if published is None:
-            given = export.fit(export.read_drafter(folder)[0], weights | fixed, source)
-        else:
-            given = published.weights  # which were checked as they were read
-        fixed |= {name: part for name, part in given.items() if name not in weights}
-        weights = {name: given[name] for name in weights}
+    if given is not None:
+        # Published ones were checked as they were read.
+        known = given.weights if published else export.fit(given.weights, weights | fixed, source)
+        fixed |= {name: part for name, part in known.items() if name not in weights}
+        weights = {name: known[name] for name in weights}
     learning: Params = {DRAFTER: weights}
     frozen: Params = {DRAFTER: fixed}
     (learning if trainable.trains_target else frozen)[TARGET] = loaded.params
@@ -321,10 +317,7 @@ def _export(
 
 def _claim(workdir: Path, config: ConfigDict, texts: Sequence[data.Text]) -> None:
     """Store what the run is; ConfigError where the folder holds steps of another one."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.tokens.tobytes() + text.supervised.tobytes())
-    about = {"texts_sha256": digest.hexdigest(), "environment": results.environment()}
+    about = {"texts_sha256": digest(texts), "environment": results.environment()}
     record, is_begun = {**config.to_dict(), **about}, (workdir / LINES).exists()
     if jax.process_index() == 0:
         results.claim(workdir, record, has_results=is_begun)

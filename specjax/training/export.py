@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.checkpoints.drafters_export import to_published
+from specjax.checkpoints.export import write_json
 from specjax.checkpoints.names import flatten, unflatten
 from specjax.errors import CheckpointError
 from specjax.types import Params
@@ -32,7 +33,7 @@ def write_drafter(folder: Path, params: Params, about: Mapping[str, Any]) -> Non
         draft.mkdir()
         save_file({name: _stored(leaf) for name, leaf in flatten(params).items()}, draft / WEIGHTS)
         (draft / WEIGHTS).chmod(0o644)  # the library leaves it to the owner alone
-        _write_json(draft / ABOUT, about)
+        write_json(draft / ABOUT, about)
 
 
 def write_published(
@@ -48,7 +49,7 @@ def write_published(
     with _replacing(folder) as draft:
         stored = jax.tree.map(_stored, params)
         to_published(draft, stored, architecture, base=base, state_layers=state_layers)
-        _write_json(draft / ABOUT_PUBLISHED, about)
+        write_json(draft / ABOUT_PUBLISHED, about)
 
 
 @contextlib.contextmanager
@@ -60,10 +61,6 @@ def _replacing(folder: Path) -> Iterator[Path]:
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(draft, folder)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_drafter(folder: Path) -> tuple[Params, dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from specjax import draft_vocab
+from specjax import build_learned, draft_vocab
 from specjax.build import LoadedTarget, build_drafter, build_target
 from specjax.checkpoints.drafters import load_drafter
 from specjax.checkpoints.export import save_folder
@@ -189,7 +189,7 @@ def test_a_head_without_a_draft_vocabulary_may_be_given_one(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, source = publish(tmp_path, "eagle")
-    monkeypatch.setattr(train, "fetch", {"hf:owner/name": Path(source)}.get)
+    monkeypatch.setattr(build_learned, "fetch", {"hf:owner/name": Path(source)}.get)
     subject = subject_of(setting, config_of(setting, name, "hf:owner/name", draft_vocab_size=6))
     assert subject.fixed["d2t"].shape == (6,) and subject.frozen[DRAFTER]["head"]["weight"].shape == (
         6,

@@ -15,7 +15,7 @@ from specjax.sampling import split_keys, warp_probs
 from specjax.trees import dynamic
 from specjax.trees.dynamic import NO_SLOT
 from specjax.trees.topology import repeat_parents
-from specjax.types import NO_TOKEN, Draft, ProposalLaw, Warp
+from specjax.types import NO_TOKEN, Draft, Effort, ProposalLaw, Warp
 
 
 class Reading(NamedTuple):
@@ -55,11 +55,74 @@ class Grown(NamedTuple):
     slots: Int[Array, "B N"]
 
 
-def grow(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, context: Reading) -> Grown:
-    """The draft of `shape` after a context; point masses are the likeliest tokens, unwarped."""
+def grow(
+    read: Read,
+    shape: Shape,
+    keys: Key[Array, "B"],
+    warp: Warp,
+    context: Reading,
+    effort: Effort | None = None,
+) -> Grown:
+    """The draft of `shape` after a context; point masses are the likeliest tokens, unwarped.
+
+    A chain grows as far as `effort` goes, and the cache has then advanced; a tree grows whole.
+    """
     if shape.budget is not None:
         return grow_dynamic(read, shape, context)
+    if shape.is_chain and effort is not None:
+        return grow_while(read, shape, keys, warp, context, effort)
     return grow_static(read, shape, keys, warp, context)
+
+
+class _Chain(NamedTuple):
+    """A chain so far: `growing` rows have `depth` tokens, and may get more."""
+
+    depth: Int[Array, ""]
+    growing: Bool[Array, "B"]
+    out: Reading
+    tokens: Int[Array, "B N"]
+    probs: Float[Array, "B N V"]
+
+
+def grow_while(
+    read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, context: Reading, effort: Effort
+) -> Grown:
+    """The chain that `grow_static` gives, up to where each row's effort ends; the cache has advanced."""
+    batch, is_point_mass = keys.shape[0], shape.law is ProposalLaw.POINT_MASS
+    by_depth = jnp.stack(split_keys(keys, shape.max_depth))
+    own = jnp.ones((batch, 1, 1), bool)
+
+    def extend(chain: _Chain) -> _Chain:
+        depth, logits = chain.depth, chain.out.logits
+        _, log_prob = dynamic.likeliest(logits, 1)
+        growing = chain.growing & (depth < effort.length)
+        growing &= log_prob[:, 0, 0] >= jnp.log(effort.confidence)
+        token, law = _children(by_depth[depth], logits, 1, 1, shape.law, warp)
+        token = jnp.where(growing[:, None], token, NO_TOKEN)
+        tokens = jax.lax.dynamic_update_slice(chain.tokens, token, (0, depth + 1))
+        probs = jax.lax.dynamic_update_slice(chain.probs, law, (0, depth, 0))
+        return chain._replace(growing=growing, tokens=tokens, probs=probs)
+
+    def read_on(chain: _Chain) -> _Chain:
+        last = jax.lax.dynamic_slice_in_dim(chain.tokens, chain.depth + 1, 1, axis=1)
+        # One token deeper each time, and so is the context.
+        out = read(jnp.maximum(last, 0), chain.out.carry, 1, own, chain.out.cache)
+        cache = kv.commit(out.cache, jnp.ones((batch,), jnp.int32))
+        return extend(chain._replace(depth=chain.depth + 1, out=out._replace(cache=cache)))
+
+    def goes_on(chain: _Chain) -> Bool[Array, ""]:
+        deeper = chain.depth + 1
+        return (deeper < shape.max_depth) & (chain.growing & (deeper < effort.length)).any()
+
+    logits = context.logits
+    laws = jnp.zeros((batch, shape.num_nodes, 0 if is_point_mass else logits.shape[-1]))
+    tokens = jnp.full((batch, shape.num_nodes), NO_TOKEN, jnp.int32)
+    started = _Chain(jnp.zeros((), jnp.int32), jnp.ones((batch,), bool), context, tokens, laws)
+    chain = jax.lax.while_loop(goes_on, read_on, extend(started))
+    draft = Draft(
+        chain.tokens, repeat_parents(shape.tree.parents, batch), None if is_point_mass else chain.probs
+    )
+    return Grown(draft, chain.out.cache, repeat_parents(_chain_slots(shape), batch))
 
 
 def grow_chain(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, context: Reading) -> Grown:
@@ -83,10 +146,14 @@ def grow_chain(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, cont
     tokens = jnp.concatenate((jnp.full_like(first, NO_TOKEN), first, rest[..., 0].T), axis=1)
     every_law = jnp.concatenate((first_law[None], laws, jnp.zeros_like(first_law)[None]))
     probs = None if is_point_mass else every_law[:, :, 0].swapaxes(0, 1)
-    nodes = np.arange(shape.num_nodes)
-    slots = np.where((nodes > 0) & (nodes < shape.max_depth), nodes - 1, NO_SLOT)
     draft = Draft(tokens, repeat_parents(shape.tree.parents, batch), probs)
-    return Grown(draft, cache, repeat_parents(slots.tolist(), batch))
+    return Grown(draft, cache, repeat_parents(_chain_slots(shape), batch))
+
+
+def _chain_slots(shape: Shape) -> list[int]:
+    """Where the nodes of a chain stand behind the context: all are read but the last."""
+    nodes = np.arange(shape.num_nodes)
+    return np.where((nodes > 0) & (nodes < shape.max_depth), nodes - 1, NO_SLOT).tolist()
 
 
 def grow_static(read: Read, shape: Shape, keys: Key[Array, "B"], warp: Warp, context: Reading) -> Grown:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from specjax.errors import ConfigError, nearest
-from specjax.types import ProposalLaw, Verify
+from specjax.types import Drafter, Parts, ProposalLaw, Target, Verify
 
 # What a module has to offer.
 OFFERS = {
@@ -58,6 +58,24 @@ def make_rule(module: ModuleType, options: Mapping[str, Any]) -> Rule:
     verify = functools.partial(module.verify, **options) if options else module.verify
     is_lossless = getattr(module, "is_lossless", None)
     return Rule(verify, is_lossless(**options) if is_lossless and options else module.LOSSLESS)
+
+
+def compose(module: ModuleType, config: Any, target: Target, inner: Drafter, model: Target | None) -> Drafter:
+    """A drafter made of `inner`, which drafts for the target or for `model`, as the module builds it.
+
+    Raises ConfigError where a rule of its own is lossy or may not judge the inner drafter's proposals.
+    """
+    verify = None
+    if (name := getattr(config, "verify", None)) is not None:
+        rule, is_tree = find_module("verify", name), not inner.is_chain
+        check_fit(config.inner["name"], inner.law, is_tree, name, rule)
+        if name not in (fitting := lossless_rules(inner.law, is_tree)) and "." not in name:
+            raise ConfigError(
+                f"the inner rule is '{name}', which does not keep the law of the model at every temperature, "
+                f"and the drafts would not have the law that they claim: choose one of {', '.join(fitting)}"
+            )
+        verify = make_rule(rule, {}).verify
+    return module.build(config, target, Parts(inner, model, verify))
 
 
 def lossless_rules(law: ProposalLaw | None = None, is_tree: bool = False) -> list[str]:

@@ -111,8 +111,9 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
             return Reading(network.logits(params, out), out, cache)
 
         start = read_missing(params, state, context)
-        grown = grow(read, shape, keys, context.warp, start)
-        return grown.draft, state._replace(cache=grown.cache)
+        grown = grow(read, shape, keys, context.warp, start, context.effort)
+        # What a draft adds to the cache has states of the head's own.
+        return grown.draft, state._replace(cache=kv.rollback(grown.cache, start.cache.length))
 
     def observe(params, state: State, draft: Draft, verdict: Verdict, context: Context, features) -> State:
         del draft
@@ -124,6 +125,31 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
         # Rows that have ended stay where they are.
         return State(kv.rollback(state.cache, context.length - 1), network.encode(params, on_path))
 
+    def resume(params: ModelParams, state: State, context: Context, features, first) -> State:
+        batch, known_from = context.length.shape[0], state.cache.length
+        known = jnp.concatenate((state.unread, network.encode(params, features)), axis=1)
+        last_input = jnp.maximum(context.length - 2, 0)
+
+        def states_from(position: Int[Array, "B"]) -> Float[Array, "B D1 H"]:
+            wanted = position[:, None] + jnp.arange(max_depth + 1)[None]
+            unread, seen = wanted - known_from[:, None], wanted - first[:, None]
+            place = jnp.where(seen < 0, unread, max_depth + 1 + seen)
+            return jnp.take_along_axis(known, place[..., None], axis=1, mode="clip")
+
+        def lacks_more(cache: KVCache) -> Bool[Array, ""]:
+            return (last_input - cache.length > max_depth).any()
+
+        def catch_up(cache: KVCache) -> KVCache:
+            inputs = cache.length[:, None] + jnp.arange(max_depth + 1)[None]
+            beyond = context.tokens.shape[1] - 1
+            tokens = jnp.take_along_axis(context.tokens, jnp.minimum(inputs + 1, beyond), axis=1)
+            mask = chain_mask(batch, max_depth + 1)
+            _, written = network.forward(params, tokens, states_from(cache.length), inputs, mask, cache)
+            return kv.commit(written, jnp.clip(last_input - cache.length, 0, max_depth + 1))
+
+        cache = jax.lax.while_loop(lacks_more, catch_up, kv.rollback(state.cache, last_input))
+        return State(cache, states_from(cache.length))
+
     return Drafter(
         init,
         propose,
@@ -132,6 +158,7 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
         max_depth=max_depth,
         law=shape.law,
         features=network.features,
+        resume=resume,
     )
 
 

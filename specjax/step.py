@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from specjax import cache as kv
 from specjax.sampling import sample, split_keys, warp_probs
@@ -15,13 +16,18 @@ from specjax.types import (
     NO_TOKEN,
     Context,
     DecodeState,
+    Draft,
     Drafter,
+    KVCache,
     ModelParams,
     Request,
     StepInfo,
     Target,
+    Verdict,
     Verify,
 )
+
+DONE = -1  # the number of no size
 
 
 class Method(NamedTuple):
@@ -75,6 +81,40 @@ def speculative_step(
     state: DecodeState,
 ) -> tuple[DecodeState, StepInfo]:
     """Draft, verify in one target pass, accept, commit (arXiv 2211.17192; trees: arXiv 2305.09781)."""
+    done = speculative_round(target, drafter, verify, params, request, state)
+    return done.state, done.info
+
+
+class Judged(NamedTuple):
+    """A pass and its verdict; `law` [B, D + 1, V] is the target's after each node of the path.
+
+    `features` are those of every node; nodes that the pass left out have 0.
+    """
+
+    verdict: Verdict
+    cache: KVCache
+    law: Float[Array, "B D1 V"]
+    features: dict[str, Float[Array, "B N F"]]
+
+
+class Round(NamedTuple):
+    """All of a speculative step: what goes on, what is reported, what was drafted and what became of it."""
+
+    state: DecodeState
+    info: StepInfo
+    draft: Draft
+    judged: Judged
+
+
+def speculative_round(
+    target: Target,
+    drafter: Drafter,
+    verify: Verify,
+    params: ModelParams,
+    request: Request,
+    state: DecodeState,
+) -> Round:
+    """`speculative_step` with everything that it knows, for drafters made of drafters and for traces."""
     next_keys, draft_keys, verify_keys = split_keys(state.keys, 3)
     context = Context(state.tokens, state.length, request.warp)
     draft, draft_state = drafter.propose(params, draft_keys, state.draft_state, context)
@@ -82,10 +122,16 @@ def speculative_step(
 
     mask = chain_mask(*draft.tokens.shape) if drafter.is_chain else ancestor_mask(draft.parents)
     depth = depths(mask)
-    positions = state.cache.length[:, None] + depth
-    out = target.forward(params.target, draft.tokens, positions, mask, state.cache, drafter.features)
-    target_probs = warp_probs(out.logits, request.warp)
-    verdict = verify(verify_keys, draft, target_probs, max_depth=drafter.max_depth)
+
+    def judge(cache: KVCache, num_nodes: int) -> Judged:
+        return _judge(target, drafter, verify, params, request, cache, verify_keys, draft, mask, num_nodes)
+
+    judged = (
+        judge(state.cache, drafter.num_nodes)
+        if not drafter.sizes
+        else _smallest(judge, drafter, draft, ~state.done, state.cache)
+    )
+    verdict = judged.verdict
 
     # Along the path: the accepted tokens, then the one that follows them.
     on_path = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
@@ -94,13 +140,83 @@ def speculative_step(
     emitted = jnp.where(place, verdict.next_token[:, None], emitted)
 
     num_drafted = jnp.where(draft.tokens == NO_TOKEN, 0, depth).max(-1)
-    state = state._replace(keys=next_keys, cache=out.cache)
+    state = state._replace(keys=next_keys, cache=judged.cache)
     state, info = _emit(
         request, state, emitted, num_drafted, verdict.num_accepted, None if drafter.is_chain else verdict.path
     )
     context = Context(state.tokens, state.length, request.warp)
-    draft_state = drafter.observe(params, draft_state, draft, verdict, context, out.features)
-    return state._replace(draft_state=draft_state), info
+    draft_state = drafter.observe(params, draft_state, draft, verdict, context, judged.features)
+    return Round(state._replace(draft_state=draft_state), info, draft, judged)
+
+
+def _judge(
+    target: Target,
+    drafter: Drafter,
+    verify: Verify,
+    params: ModelParams,
+    request: Request,
+    cache: KVCache,
+    keys: Key[Array, "B"],
+    draft: Draft,
+    mask: Bool[Array, "B N N"],
+    num_nodes: int,
+) -> Judged:
+    """Run the first `num_nodes` nodes and judge them; the others hold no token."""
+    left_out = drafter.num_nodes - num_nodes
+    tokens, mask = draft.tokens[:, :num_nodes], mask[:, :num_nodes, :num_nodes]
+    positions = cache.length[:, None] + depths(mask)
+    out = target.forward(params.target, tokens, positions, mask, cache, drafter.features)
+    target_probs = warp_probs(out.logits, request.warp)
+    max_depth = drafter.max_depth
+    if left_out:
+        # A rule judges one draft at least, and be it none.
+        seen = max(num_nodes, 2)
+        target_probs = _pad(target_probs, seen)
+        draft = jax.tree.map(lambda part: part[:, :seen], draft)
+        max_depth = min(max_depth, seen - 1)
+    verdict = verify(keys, draft, target_probs, max_depth=max_depth)
+    law = jnp.take_along_axis(target_probs, verdict.path[..., None], axis=1)
+    if left_out:
+        verdict = verdict._replace(path=_pad(verdict.path, drafter.max_depth + 1))
+        law = _pad(law, drafter.max_depth + 1)
+    features = {name: _pad(values, drafter.num_nodes) for name, values in out.features.items()}
+    return Judged(verdict, out.cache, law, features)
+
+
+def _smallest(
+    judge: Callable[[KVCache, int], Judged],
+    drafter: Drafter,
+    draft: Draft,
+    active: Bool[Array, "B"],
+    cache: KVCache,
+) -> Judged:
+    """The judged pass of the smallest size that holds all drafts of active rows.
+
+    Each size is a loop of one round or none: a conditional would copy the cache.
+    """
+    sizes = sorted({*drafter.sizes, drafter.num_nodes})
+    place = jnp.arange(1, drafter.num_nodes + 1)[None]
+    needed = jnp.where(active[:, None] & (draft.tokens != NO_TOKEN), place, 1).max()
+    chosen = jnp.searchsorted(jnp.asarray(sizes), needed)
+    shapes = jax.eval_shape(lambda cache: judge(cache, drafter.num_nodes), cache)
+    judged = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)._replace(cache=cache)
+    carry = (chosen, judged)
+    for number, size in enumerate(sizes):
+
+        def is_next(carry: tuple[Int[Array, ""], Judged], number: int = number) -> Bool[Array, ""]:
+            return carry[0] == number
+
+        def run(carry: tuple[Int[Array, ""], Judged], size: int = size) -> tuple[Int[Array, ""], Judged]:
+            return jnp.full_like(carry[0], DONE), judge(carry[1].cache, size)
+
+        carry = jax.lax.while_loop(is_next, run, carry)
+    return carry[1]
+
+
+def _pad(rows: Shaped[Array, "B K *rest"], size: int) -> Shaped[Array, "B N *rest"]:
+    """Zeros behind what there is, up to `size`."""
+    missing = size - rows.shape[1]
+    return jnp.pad(rows, ((0, 0), (0, missing), *((0, 0),) * (rows.ndim - 2))) if missing else rows
 
 
 def _pending(state: DecodeState) -> Int[Array, "B"]:

@@ -52,7 +52,7 @@ class Draft(NamedTuple):
     """A proposed tree: `tokens` [B, N] (node 0 pending), `parents` [B, N] with parents[i] < i.
 
     `probs` [B, N, V] is the drafter's law at each node for that node's children, after warping; the
-    rows of leaves mean nothing. None says that every child is a point mass.
+    rows of nodes without a child that holds a token mean nothing. None says that every child is a point mass.
     """
 
     tokens: Int[Array, "B N"]
@@ -172,12 +172,40 @@ class ModelParams(NamedTuple):
     drafter: Params
 
 
+class Effort(NamedTuple):
+    """How much drafting each row is worth this round; both [B].
+
+    At most `length` tokens, and none where the likeliest has less than `confidence` of the drafter's unwarped
+    law. Both are known before the token that they forbid is drawn: what is left is a shorter draft, its
+    tokens drawn from the same laws. Chains that are grown token by token save the time too.
+    """
+
+    length: Int[Array, "B"]
+    confidence: Float[Array, "B"]
+
+
 class Context(NamedTuple):
-    """What a drafter may read: the committed `tokens` [B, T], `length` [B] and the rows' `warp`."""
+    """What a drafter may read: the committed `tokens` [B, T], `length` [B] and the rows' `warp`.
+
+    `effort` is None where as much is to be drafted as there are nodes.
+    """
 
     tokens: Int[Array, "B T"]
     length: Int[Array, "B"]
     warp: Warp
+    effort: Effort | None = None
+
+
+def keep_state(
+    params: ModelParams,
+    state: DraftState,
+    context: Context,
+    features: dict[str, jax.Array],
+    first: Int[Array, "B"],
+) -> DraftState:
+    """The `Drafter.resume` of a drafter whose state may lag behind the context."""
+    del params, context, features, first
+    return state
 
 
 class Drafter(NamedTuple):
@@ -187,7 +215,11 @@ class Drafter(NamedTuple):
     `context.tokens`, whose features [B, P, F] the prefill collected, and returns the first state.
     `propose(params, keys, state, context)` returns a draft, whose root the step fills in, and the state.
     `observe(params, state, draft, verdict, context, features)` sees what became of the draft, the context
-    after it and the features of every node.
+    after it and the features of every node. `resume(params, state, context, features, first)` brings the
+    state to a context that came about otherwise: behind position `first` [B], tokens came that were not
+    observed, or some went that were; `features` [B, W, F] are those of W positions from `first` on.
+    `sizes` are numbers of nodes below `num_nodes` for which a pass of its own is compiled: a round whose
+    later nodes all hold `NO_TOKEN` takes the smallest that is enough.
     """
 
     init: Callable[[ModelParams, Context, dict[str, jax.Array], int], DraftState]
@@ -197,11 +229,27 @@ class Drafter(NamedTuple):
     max_depth: int
     law: ProposalLaw
     features: tuple[str, ...] = ()
+    resume: Callable[
+        [ModelParams, DraftState, Context, dict[str, jax.Array], Int[Array, "B"]], DraftState
+    ] = keep_state
+    sizes: tuple[int, ...] = ()
 
     @property
     def is_chain(self) -> bool:
         """Whether its trees are chains."""
         return self.num_nodes == self.max_depth + 1
+
+
+class Parts(NamedTuple):
+    """What a drafter made of a drafter is built from.
+
+    `inner` drafts for the target, or for the model in `model`, whose rule is `verify`. Its weights are
+    `params.drafter["inner"]`, the model's `params.drafter["model"]`.
+    """
+
+    inner: Drafter
+    model: Target | None = None
+    verify: Verify | None = None
 
 
 class Verify(Protocol):

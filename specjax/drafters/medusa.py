@@ -130,6 +130,12 @@ def build(config: Config, target: Target, architecture: None = None) -> Drafter:
         last = jnp.take_along_axis(verdict.path, verdict.num_accepted[:, None], axis=1)
         return State(jnp.take_along_axis(features[LAST_HIDDEN], last[..., None], axis=1)[:, 0])
 
+    def resume(params, state: State, context: Context, features, first: Int[Array, "B"]) -> State:
+        del params
+        place = context.length - 2 - first
+        found = jnp.take_along_axis(features[LAST_HIDDEN], place[:, None, None], axis=1, mode="clip")[:, 0]
+        return State(jnp.where(place[:, None] >= 0, found, state.last))
+
     return Drafter(
         init,
         propose,
@@ -138,6 +144,7 @@ def build(config: Config, target: Target, architecture: None = None) -> Drafter:
         max_depth=shape.max_depth,
         law=shape.law,
         features=(LAST_HIDDEN,),
+        resume=resume,
     )
 
 

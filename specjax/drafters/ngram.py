@@ -58,7 +58,7 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     """Point-mass drafts, one chain or several from the root; it has neither weights nor state."""
     del target, architecture
     length, branches = config.draft_length, config.num_branches
-    chain = [[ROOT, *range(first, first + length - 1)] for first in range(1, branches * length, length)]
+    chain = [[ROOT, *range(first, first + length - 1)] for first in range(1, branches * length + 1, length)]
     parents = jnp.asarray([NO_PARENT, *itertools.chain(*chain)], jnp.int32)
 
     def propose(params, keys, state, context: Context) -> tuple[Draft, Any]:

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import draft_vocab
+from specjax.config import drafter_config
 from specjax.eval.exactness.sampling import NEW_TOKENS, Group, model_law, tabulated_law
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
-from specjax.modules import find_module, module_names
+from specjax.modules import compose, find_module, module_names
 from specjax.testing import tabulated_target, tree_drafter
 from specjax.types import NO_PARENT, Drafter, ModelParams, Params, ProposalLaw, Target
 
@@ -147,6 +148,13 @@ def made_up(
     module: ModuleType, config: Any, target: Target, weights: Params, noise: float
 ) -> tuple[Drafter, Params]:
     """A drafter of the module, and weights with which its drafts are neither all right nor all wrong."""
+    if hasattr(config, "inner"):
+        has_model = hasattr(config, "source")
+        base = noisy_copy(weights, noise) if has_model else weights
+        part = find_module("drafters", config.inner["name"])
+        inner, inner_weights = made_up(part, drafter_config(config.inner), target, base, noise)
+        drafter = compose(module, config, target, inner, target if has_model else None)
+        return drafter, {"inner": inner_weights} | ({"model": base} if has_model else {})
     if not hasattr(module, "trainable"):
         drafter = module.build(config, target, target.config)
         return drafter, noisy_copy(weights, noise) if hasattr(config, "source") else {}

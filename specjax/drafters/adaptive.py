@@ -1,0 +1,227 @@
+"""As much drafting as it is worth, and none while it loses: a wrapper for any drafter.
+
+Every row keeps, by depth, a running share of drafts that were accepted. Of the lengths 0, 1, ... the next
+round takes the one with the most expected tokens for its cost, as it was measured. A row that does not draft
+tries again every `probe_every` rounds. With `confidence`, chains also stop where the drafter is unsure, token
+by token (arXiv 2405.04304).
+
+A round in which no row drafts is a pass over the pending token alone, and the drafter does not run: it reads
+what it missed once it is asked again. What is not drafted is decided before it is drawn, so the law stays
+exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from specjax.errors import ConfigError
+from specjax.trees.topology import ancestor_mask, chain_parents, depths
+from specjax.types import (
+    NO_TOKEN,
+    ROOT,
+    Context,
+    Draft,
+    Drafter,
+    Effort,
+    ModelParams,
+    Parts,
+    Target,
+    Verdict,
+)
+
+UNREAD = 16  # rounds without drafting after which the drafter reads what it missed
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Drafts of `inner`, of the length that pays best.
+
+    `costs` are those of a round with 1, 2, ... drafts, drafting included, in passes of plain decoding; those
+    of a tree go by its depth. What is known of the acceptance at first counts as `prior_weight` drafts of
+    which the share `prior` was accepted, and a round counts half after `half_life` others. `sizes` are the
+    numbers of nodes for which a pass of its own is compiled, besides the whole draft.
+    """
+
+    inner: Mapping[str, Any]
+    costs: tuple[float, ...]
+    confidence: float = 0.0
+    probe_every: int = 24
+    half_life: float = 12.0
+    prior: float = 0.6
+    prior_weight: float = 2.0
+    sizes: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if not self.costs or any(not cost > 0 for cost in self.costs):
+            raise ConfigError(
+                f"drafter.costs is {self.costs}: give what a round of 1, 2, ... drafts costs in plain passes"
+            )
+        for name, low, high in (("confidence", 0, 1), ("prior", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"drafter.{name} is {getattr(self, name)}: give {low} to {high}")
+        for name in ("probe_every", "half_life", "prior_weight"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"drafter.{name} is {getattr(self, name)}: give a number above 0")
+
+
+# Small settings that the contract tests and the certificate build it with; they make up the weights.
+EXAMPLES = {
+    "adaptive": Config(
+        {"name": "draft_model", "draft_length": 3}, (1.1, 1.5, 2.4), confidence=0.2, probe_every=2
+    ),
+    "adaptive eagle": Config({"name": "eagle", "draft_length": 2}, (1.5, 2.5), probe_every=3, half_life=2.0),
+}
+
+
+class State(NamedTuple):
+    """The inner drafter's state and each row's counts; `tried` and `accepted` [B, D] fade with time.
+
+    `wanted` [B] is the length of the next draft, `idle` [B] the rounds since the last one. `num_unread`
+    rounds, whose pending tokens had the `features` [B, W, F], came without the drafter.
+    """
+
+    inner: Any
+    tried: Float[Array, "B D"]
+    accepted: Float[Array, "B D"]
+    wanted: Int[Array, "B"]
+    idle: Int[Array, "B"]
+    length: Int[Array, "B"]
+    num_unread: Int[Array, ""]
+    features: dict[str, Float[Array, "B W F"]]
+
+
+def build(config: Config, target: Target, parts: Parts) -> Drafter:
+    """Drafts of the inner drafter, cut; ConfigError where costs or sizes do not fit it."""
+    inner, max_depth = parts.inner, parts.inner.max_depth
+    if len(config.costs) != max_depth:
+        raise ConfigError(
+            f"drafter.costs has {len(config.costs)} numbers and the inner drafter drafts up to {max_depth} "
+            "tokens: give one for each length"
+        )
+    if any(not 1 <= size < inner.num_nodes for size in config.sizes):
+        raise ConfigError(
+            f"drafter.sizes is {config.sizes}: give numbers from 1 to {inner.num_nodes - 1}, below the "
+            "inner drafter's nodes"
+        )
+    costs = jnp.asarray(config.costs)[None]
+    fading = 0.5 ** (1 / config.half_life)
+
+    def own(params: ModelParams) -> ModelParams:
+        return params._replace(drafter=params.drafter["inner"])
+
+    def choose(tried, accepted, idle: Int[Array, "B"]) -> Int[Array, "B"]:
+        """The length of the most tokens for its cost."""
+        known = config.prior_weight + tried
+        chances = (config.prior_weight * config.prior + accepted) / known
+        rates = (1 + jnp.cumsum(jnp.cumprod(chances, axis=1), axis=1)) / costs
+        best = 1 + jnp.argmax(rates, axis=1).astype(jnp.int32)
+        is_worth_it = (rates.max(1) > 1) | (idle >= config.probe_every)
+        return jnp.where(is_worth_it, best, 0)
+
+    def catch_up(params: ModelParams, state: State, context: Context) -> State:
+        first = context.length - 1 - state.num_unread
+        read = inner.resume(own(params), state.inner, context, state.features, first)
+        return state._replace(inner=read, num_unread=jnp.zeros_like(state.num_unread))
+
+    def init(params: ModelParams, context: Context, features, prompt_size: int) -> State:
+        batch = len(context.length)
+        nothing, none_yet = jnp.zeros((batch, max_depth)), jnp.zeros((batch,), jnp.int32)
+        return State(
+            inner.init(own(params), context, features, prompt_size),
+            nothing,
+            nothing,
+            choose(nothing, nothing, none_yet),
+            none_yet,
+            context.length,
+            jnp.zeros((), jnp.int32),
+            {name: jnp.zeros((batch, UNREAD, f.shape[-1]), f.dtype) for name, f in features.items()},
+        )
+
+    def propose(
+        params: ModelParams, keys: Key[Array, "B"], state: State, context: Context
+    ) -> tuple[Draft, State]:
+        batch = len(keys)
+        effort = Effort(state.wanted, jnp.full((batch,), config.confidence))
+
+        def ask(state: State) -> tuple[Draft, State]:
+            state = catch_up(params, state, context)
+            draft, after = inner.propose(own(params), keys, state.inner, context._replace(effort=effort))
+            return draft, state._replace(inner=after)
+
+        shapes = jax.eval_shape(lambda state: ask(state)[0], state)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)._replace(
+            tokens=jnp.full(shapes.tokens.shape, NO_TOKEN, jnp.int32),
+            parents=chain_parents(*shapes.parents.shape),
+        )
+        draft, state = _if((state.wanted > 0).any(), lambda carry: ask(carry[1]), (nothing, state))
+        depth = depths(ancestor_mask(draft.parents))
+        is_cut = (depth > state.wanted[:, None]) & (depth > 0)
+        return draft._replace(tokens=jnp.where(is_cut, NO_TOKEN, draft.tokens)), state
+
+    def observe(
+        params: ModelParams, state: State, draft: Draft, verdict: Verdict, context: Context, features
+    ) -> State:
+        has_drafted = (state.wanted > 0).any()
+
+        def learn(state: State) -> State:
+            seen = inner.observe(own(params), state.inner, draft, verdict, context, features)
+            return state._replace(inner=seen)
+
+        def miss(state: State) -> State:
+            at = (0, state.num_unread, 0)
+            kept = {
+                name: jax.lax.dynamic_update_slice(state.features[name], f[:, ROOT : ROOT + 1], at)
+                for name, f in features.items()
+            }
+            state = state._replace(features=kept, num_unread=state.num_unread + 1)
+            return _if(state.num_unread == UNREAD, lambda state: catch_up(params, state, context), state)
+
+        state = _if(has_drafted, learn, state)
+        state = _if(~has_drafted, miss, state)
+
+        depth = depths(ancestor_mask(draft.parents))
+        drafted = jnp.where(draft.tokens == NO_TOKEN, 0, depth).max(1)
+        levels = jnp.arange(1, max_depth + 1)[None]
+        tried = (levels <= drafted[:, None]) & (levels <= verdict.num_accepted[:, None] + 1)
+        accepted = levels <= verdict.num_accepted[:, None]
+        # Where nothing was tried nothing was learnt, and nothing is forgotten.
+        kept = jnp.where(tried.any(1, keepdims=True), fading, 1.0)
+        tried, accepted = kept * state.tried + tried, kept * state.accepted + accepted
+        idle = jnp.where(drafted > 0, 0, state.idle + 1)
+        # A row that has ended is not to be drafted for.
+        goes_on = context.length > state.length
+        wanted = jnp.where(goes_on, choose(tried, accepted, idle), 0)
+        return state._replace(tried=tried, accepted=accepted, idle=idle, wanted=wanted, length=context.length)
+
+    def resume(params: ModelParams, state: State, context: Context, features, first) -> State:
+        before = context._replace(length=jnp.minimum(context.length, first + 1))
+        state = catch_up(params, state, before)
+        return state._replace(
+            inner=inner.resume(own(params), state.inner, context, features, first), length=context.length
+        )
+
+    return Drafter(
+        init,
+        propose,
+        observe,
+        num_nodes=inner.num_nodes,
+        max_depth=max_depth,
+        law=inner.law,
+        features=inner.features,
+        resume=resume,
+        sizes=config.sizes,
+    )
+
+
+def _if(condition: Bool[Array, ""], then: Any, carry: Any) -> Any:
+    """`then(carry)` where the condition holds: a loop of one round or none, which copies no cache."""
+    _, carry = jax.lax.while_loop(
+        lambda todo: todo[0], lambda todo: (jnp.zeros((), bool), then(todo[1])), (condition, carry)
+    )
+    return carry

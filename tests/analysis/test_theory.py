@@ -130,6 +130,90 @@ def test_break_even() -> None:
     assert theory.break_even_draft_cost(0.1, 4, 2.0) < 0
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.97, 1.0])
+def test_acceptance_of_a_yield(acceptance: float) -> None:
+    yielded = theory.expected_tokens(acceptance, 4)
+    assert theory.acceptance_for(yielded, 4) == pytest.approx(acceptance)
+
+
+def test_costs_of_seconds() -> None:
+    assert theory.costs(0.02, 0.001, 0.03) == theory.Costs(pytest.approx(0.05), pytest.approx(1.5))
+
+
+# A pass reads for 1 ms, and computes for as long once it has 100 tokens.
+DEVICE = theory.Device(bytes_per_second=1e12, operations_per_second=1e14, seconds_per_pass=0.0)
+MODEL = theory.Work(weight_bytes=1e9, cache_bytes=0.0, operations=1e9, attention_operations=0.0)
+HALF = MODEL._replace(weight_bytes=5e8, operations=5e8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_nodes", "milliseconds"), [(1, 1, 1.0), (25, 4, 1.0), (100, 1, 1.0), (50, 4, 2.0)]
+)
+def test_a_pass_takes_the_longer_of_reading_and_computing(
+    batch: int, num_nodes: int, milliseconds: float
+) -> None:
+    assert theory.pass_seconds(MODEL, DEVICE, batch, num_nodes, 1000) == pytest.approx(milliseconds / 1e3)
+
+
+def test_context_is_read_for_every_row_and_attended_by_every_token() -> None:
+    reading = MODEL._replace(cache_bytes=1e5)
+    assert theory.pass_seconds(reading, DEVICE, 3, 2, 1000) == pytest.approx(1.3e-3)
+    attending = MODEL._replace(attention_operations=1e6)
+    assert theory.pass_seconds(attending, DEVICE, 100, 2, 1000) == pytest.approx(4e-3)
+    slow = DEVICE._replace(seconds_per_pass=0.5)
+    assert theory.pass_seconds(MODEL, slow, 1, 1, 0) == pytest.approx(0.501)
+
+
+def test_verification_is_free_until_the_batch_fills_the_arithmetic() -> None:
+    for batch, verify in ((1, 1.0), (25, 1.0), (50, 2.0), (100, 4.0), (1000, 4.0)):
+        found = theory.roofline_costs(MODEL, HALF, DEVICE, batch, 4, 0)
+        assert found == theory.Costs(pytest.approx(0.5), pytest.approx(verify))
+    assert theory.roofline_costs(MODEL, None, DEVICE, 1, 4, 0).draft_cost == 0
+
+
+def test_the_batch_at_which_drafts_stop_paying() -> None:
+    def factor(batch: int, acceptance: float = 0.8) -> float:
+        return theory.batch_factor(acceptance, 3, MODEL, None, DEVICE, batch, 0)
+
+    # 2.952 tokens a pass, which 4 B / 100 target passes outweigh from B = 73.8 on.
+    assert factor(1) == factor(25) == pytest.approx(2.952)
+    assert factor(50) == pytest.approx(2.952 / 2)
+    assert theory.break_even_batch(0.8, 3, MODEL, None, DEVICE, 0, max_batch=500) == 74
+    assert theory.break_even_batch(0.8, 3, MODEL, None, DEVICE, 0, max_batch=73) is None
+    assert theory.break_even_batch(0.1, 3, MODEL, HALF, DEVICE, 0, max_batch=500) == 1
+    assert theory.break_even_batch(1.0, 3, MODEL, None, DEVICE, 0, max_batch=99) is None
+
+
+def test_with_long_contexts_caches_keep_drafts_worthwhile() -> None:
+    reading = MODEL._replace(cache_bytes=1e5)
+    assert theory.break_even_batch(0.8, 3, reading, None, DEVICE, 1000, max_batch=200) is None
+    assert theory.break_even_batch(0.8, 3, reading, None, DEVICE, 0, max_batch=200) == 74
+
+
+LOGITS = RNG.normal(size=(2, 5, 8)) * 3  # a target's and a draft's, five rows each
+
+
+def test_heated_laws_agree_and_a_certain_draft_falls_to_one_in_all_tokens() -> None:
+    target, draft = LOGITS
+    certain = np.where(np.arange(8) == target.argmax(-1)[:, None], 0.0, -np.inf)
+    for proposal, limit in ((draft, 1.0), (certain, 1 / 8)):
+        np.testing.assert_allclose(theory.high_temperature_acceptance(target, proposal), limit)
+        np.testing.assert_allclose(theory.acceptance_at(target, proposal, 1e7), limit, atol=1e-5)
+        # Far from the limit at the usual temperature.
+        assert np.abs(theory.acceptance_at(target, proposal, 1.0) - limit).min() > 0.05
+
+
+def test_heated_laws_after_top_k_agree_where_they_keep_the_same_tokens() -> None:
+    target, draft = np.array([3.0, 2, 1, -np.inf, -np.inf]), np.array([-np.inf, 2, 1, 5, 4])
+    assert theory.high_temperature_acceptance(target, draft) == 2 / 4
+    assert theory.acceptance_at(target, draft, 1e7) == pytest.approx(2 / 4)
+
+
+def test_temperature_1_is_the_laws_own() -> None:
+    laws = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    np.testing.assert_allclose(theory.acceptance_at(*LOGITS, 1.0), theory.acceptance_of(*laws))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -144,6 +228,20 @@ def test_break_even() -> None:
         (lambda: theory.optimal_draft_length(0.5, 0.1, [1.0, 1.1], 2), "end at 1 drafts and 2"),
         (lambda: theory.break_even_draft_cost(0.5, 0, 1.0), "draft length is 0"),
         (lambda: theory.acceptance_of(TARGET * 2, DRAFT), "not a law"),
+        (lambda: theory.acceptance_for(5.1, 4), "from 1 to 5"),
+        (lambda: theory.acceptance_for(0.9, 4), "from 1 to 5"),
+        (lambda: theory.costs(0.0, 0.1, 1.0), "target pass takes 0.0 s"),
+        (lambda: theory.costs(1.0, -0.1, 1.0), "draft step takes -0.1 s"),
+        (lambda: theory.costs(1.0, 0.1, 0.0), "verification takes 0.0 s"),
+        (lambda: theory.pass_seconds(MODEL, DEVICE, 0, 1, 0), "batch is 0"),
+        (lambda: theory.pass_seconds(MODEL, DEVICE, 1, 0, 0), "num_nodes is 0"),
+        (lambda: theory.pass_seconds(MODEL, DEVICE, 1, 1, -1), "context_length is -1"),
+        (lambda: theory.pass_seconds(MODEL, DEVICE._replace(bytes_per_second=0), 1, 1, 0), "positive rates"),
+        (lambda: theory.pass_seconds(MODEL._replace(cache_bytes=-1), DEVICE, 1, 1, 0), "none of them neg"),
+        (lambda: theory.break_even_batch(0.5, 3, MODEL, None, DEVICE, 0, 0), "max_batch is 0"),
+        (lambda: theory.acceptance_at(*LOGITS, 0.0), "temperature is 0.0"),
+        (lambda: theory.acceptance_at(*(LOGITS * np.nan), 1.0), "row of logits"),
+        (lambda: theory.high_temperature_acceptance(*(LOGITS - np.inf)), "row of logits"),
         (lambda: theory.acceptance_of(np.array([1.5, -0.5]), np.array([0.5, 0.5])), "not a law"),
     ],
 )

@@ -10,6 +10,8 @@ PLOTS = ["matplotlib>=3.10"]
 # Of those, compiling needs ptxas and libdevice, which come with nvcc.
 AOT = ["jax[tpu,cuda12-local]", 'nvidia-cuda-nvcc-cu12>=12.8; sys_platform == "linux"']
 
+SWEEP = ["optuna>=5.0", *PLOTS]
+
 TRAIN = ["grain>=0.2.12", "array-record>=0.7", "tensorboardX>=2.6"]
 
 TEST = [
@@ -17,7 +19,7 @@ TEST = [
     "pytest-xdist>=3.6",
     "chex>=0.1.90",
     "hypothesis>=6.130",
-    *PLOTS,
+    *SWEEP,
     *TRAIN,
     # The parity tests compare with one version of torch; elsewhere they skip themselves.
     'torch==2.13.0; python_version < "3.12"',
@@ -64,6 +66,7 @@ setup(
         "hub": ["huggingface_hub>=1.0"],
         "train": TRAIN,
         "plots": PLOTS,
+        "sweep": SWEEP,
         "test": TEST,
         # A new minor version of ruff may format differently, so it is held within one.
         "dev": ["mypy>=2.4,<3", "ruff>=0.17,<0.18", *TEST],

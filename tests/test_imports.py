@@ -30,11 +30,11 @@ ROOMS = {
     "training.foresight": "training.losses types",
     "draft_vocab": "models types",
     "state_drafting": "growth proposals prefill models trees cache types",
-    "drafters": "state_drafting draft_vocab training.losses training.foresight models prefill growth"
+    "step": "trees sampling cache types",
+    "drafters": "step state_drafting draft_vocab training.losses training.foresight models prefill growth"
     " proposals trees sampling cache types",
     "verify": "trees sampling types",
     "testing": "proposals trees sampling cache types",
-    "step": "trees sampling cache types",
     "decode": "step prefill sampling cache types",
     "modules": "drafters verify types",
     "config": "modules sampling types",
@@ -46,17 +46,20 @@ ROOMS = {
     "eval": "storage config modules draft_vocab decode testing models step trees sampling types",
     "training": "training.losses checkpoints data eval sharding decode step prefill sampling types",
     "analysis": "trees types",
+    "paper_tables": "analysis eval",
     "zoo": "",
     "targets": "checkpoints data.tokenizer models types",
     "build_learned": "targets zoo draft_vocab proposals config modules training checkpoints models types",
-    "build": "build_learned targets config modules data.tokenizer step models types",
-    "tasks": "build build_learned config modules analysis eval training training.losses sharding checkpoints"
-    " data data.tokenizer draft_vocab proposals models decode step sampling types",
+    "build": "build_learned targets config modules data data.tokenizer draft_vocab step models types",
+    "sweeps": "build targets config modules analysis eval storage step types",
+    "tasks": "sweeps build build_learned config modules analysis eval training training.losses sharding"
+    " checkpoints data data.tokenizer draft_vocab proposals models decode step sampling types",
+    "tables": "paper_tables eval",
     "run": "tasks storage config modules eval",
     "data.generate": "run",
     "data.prepare": "run",
     "train": "run sharding",
-    "sweep": "run build config analysis eval data data.tokenizer decode sampling types",
+    "sweep": "run",
     "advise": "build config analysis eval types",
     # specjax/__init__.py, which offers the public names of everything but the command lines
     "__init__": "build config eval checkpoints data data.tokenizer decode step drafters verify models trees"

@@ -50,7 +50,7 @@ def test_setup_declares_the_extras_that_scripts_and_readme_install() -> None:
     with mock.patch.dict(sys.modules, setuptools=setuptools):
         runpy.run_path(str(ROOT / "setup.py"))
     declared = set(setuptools.setup.call_args.kwargs["extras_require"])
-    assert declared == {"cuda", "tpu", "aot", "hub", "plots", "train", "test", "dev"}
+    assert declared == {"cuda", "tpu", "aot", "hub", "plots", "sweep", "train", "test", "dev"}
 
     scripts = "".join(file.read_text() for file in (ROOT / "scripts").glob("*.sh"))
     installed = set(re.findall(r"install_specjax (\w+)$", scripts, re.MULTILINE))

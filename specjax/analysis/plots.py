@@ -95,3 +95,44 @@ def blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def heat_map(
+    cells: Sequence[Sequence[float]] | np.ndarray,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    x_label: str,
+    y_label: str,
+    title: str = "",
+) -> Figure:
+    """`cells` [R, C] as colours with their numbers, the first row at the bottom; NaN is left blank.
+
+    Raises ConfigError where the labels are not one for each row and column.
+    """
+    cells = np.asarray(cells, float)
+    if cells.shape != (len(rows), len(columns)):
+        raise ConfigError(
+            f"{len(rows)} and {len(columns)} labels for cells of the shape {cells.shape}: give each row and "
+            "column one"
+        )
+    figure, axes = blank(x_label, y_label, title)
+    axes.grid(False)
+    image = axes.imshow(np.ma.masked_invalid(cells), origin="lower", aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
+    for (row, column), value in np.ndenumerate(cells):
+        if not np.isnan(value):
+            colour = "white" if value <= middle else "black"  # low cells are dark
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+    figure.colorbar(image)
+    return figure
+
+
+def shares(values: Mapping[str, float], *, x_label: str, title: str = "") -> Figure:
+    """A bar for every named share, the first one at the top."""
+    figure, axes = blank(x_label, "", title)
+    axes.barh(list(values), list(values.values()))
+    axes.invert_yaxis()
+    return figure

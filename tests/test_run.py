@@ -390,7 +390,8 @@ CONFIGS = [path for path in sorted(ROOT.glob("configs/**/*.py"))]
 )
 def test_every_argument_of_a_packaged_config_is_valid(config: str, tmp_path: Path) -> None:
     drafter = run.parse([f"--config={config}", f"--workdir={tmp_path}"]).config.drafter
-    assert drafter.source.partition(":")[0] in ("hf", "zoo", "pypi")
+    sources = [part.source for part in (drafter, drafter.get("inner", {})) if "source" in part]
+    assert all(source.partition(":")[0] in ("hf", "zoo", "pypi") for source in sources)
 
 
 ARGUMENT = CONFIG.replace(

@@ -1,4 +1,4 @@
-"""Prompt sets: the packaged one, Spec-Bench (arXiv 2401.07851), and files of your own."""
+"""Prompt sets: the packaged one, Spec-Bench (arXiv 2401.07851), EAGLE's five, and files of your own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 from specjax.errors import ConfigError, nearest
 
-PROMPT_SETS = ("default", "spec_bench", "file")
+# Where Spec-Bench's and EAGLE's repositories keep their questions below `data`, and a name for a flat folder.
+PUBLISHED = {
+    "spec_bench": ("spec_bench/question.jsonl", "spec_bench_question.jsonl"),
+    "mt_bench": ("mt_bench/question.jsonl", "mt_bench_question.jsonl"),
+    "humaneval": ("humaneval/question.jsonl", "eagle_humaneval_question.jsonl"),
+    "gsm8k": ("gsm8k/question.jsonl", "eagle_gsm8k_question.jsonl"),
+    "alpaca": ("alpaca/question.jsonl", "eagle_alpaca_question.jsonl"),
+    "cnn_dm": ("sum/question.jsonl", "eagle_cnn_dm_sum_question.jsonl"),
+}
+PROMPT_SETS = ("default", *PUBLISHED, "file")
 
 # Spec-Bench's table gives these eight categories of its file one row.
 _MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -34,9 +43,9 @@ def load_prompts(
 ) -> list[Prompt]:
     """Load a prompt set: the first `per_category` of each task, then the first `limit` of what is left.
 
-    `name` is "default" (packaged), "spec_bench" (`path` to its question.jsonl), "file" (`path` to any
-    file) or itself a file's path. A .jsonl file holds {"prompt": ...} or {"turns": [...]} a line, with
-    "id" and "category" where wanted; any other file holds one prompt a line.
+    `name` is "default" (packaged), one of `PUBLISHED` (`path` to its question.jsonl, or to the folder that
+    holds it), "file" (`path` to any file) or itself a file's path. A .jsonl file holds {"prompt": ...} or
+    {"turns": [...]} a line, with "id" and "category" where wanted; any other file holds one prompt a line.
 
     Raises:
         ConfigError: the set is unknown, its file missing, unreadable or without prompts, a line malformed
@@ -69,8 +78,8 @@ def _read(name: str, path: str | None) -> tuple[Path, str]:
 
     if name in PROMPT_SETS:
         if path is None:
-            raise ConfigError(f'the prompt set "{name}" needs the path of its file')
-        source = Path(path)
+            raise ConfigError(f'the prompt set "{name}" needs the path of its file: set prompts_path')
+        source = _within(Path(path), name)
     elif Path(name).suffix or os.sep in name:
         source = Path(name)
     else:
@@ -82,6 +91,17 @@ def _read(name: str, path: str | None) -> tuple[Path, str]:
         return source, source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the prompt file {source}: {error}") from error
+
+
+def _within(path: Path, name: str) -> Path:
+    """The file itself, or that of a published set in a folder."""
+    if not path.is_dir() or name not in PUBLISHED:
+        return path
+    known = [path / file for file in PUBLISHED[name]]
+    found = next((file for file in known if file.is_file()), None)
+    if found is None:
+        raise ConfigError(f'no file of the prompt set "{name}" at {" or ".join(map(str, known))}')
+    return found
 
 
 def _parse(line: str, source: Path, number: int) -> Prompt:
@@ -101,7 +121,7 @@ def _parse(line: str, source: Path, number: int) -> Prompt:
     if not turns or not all(turn.strip() for turn in turns):
         raise ConfigError(f"{where}: empty prompt")
 
-    category = str(record.get("category", source.stem))
+    category = str(record.get("category") or source.stem)
     identity = record.get("id", record.get("question_id", number))
     return Prompt(id=str(identity), task=category, category=category, turns=tuple(turns))
 

@@ -19,6 +19,7 @@ PLAIN = "plain"  # the method that the others are compared with
 SMALLEST_CAPACITY = 512
 
 Methods = Mapping[str, tuple[Method, ModelParams]]
+Report = Callable[[str], None]
 
 
 class Settings(NamedTuple):
@@ -67,56 +68,77 @@ def compare(
     methods: Methods,
     batches: Mapping[int, Batch],
     settings: Settings,
-    report: Callable[[str], None] = lambda what: None,
+    report: Report = lambda what: None,
 ) -> Iterator[list[Generation]]:
     """Decode every batch with every method and yield its generations; `report` hears what is going on.
 
-    The order of the methods alternates. ConfigError, before any decoding, on a prompt that does not fit.
+    ConfigError, before any decoding, on a prompt that does not fit.
     """
-    laid_out = {number: _lay_out(methods, batch, settings) for number, batch in batches.items()}
+    same = {number: dict.fromkeys(methods, batch) for number, batch in batches.items()}
+    laid_out = {number: lay_out(methods, own, settings) for number, own in same.items()}
     programs = {name: Programs(*method) for name, method in methods.items()}
-    for number, batch in batches.items():
-        inputs = laid_out.pop(number)
-        compile_seconds = {}
-        for name, program in programs.items():
-            if not program.knows(inputs):
-                report(f"compiling {name} for {inputs.prompt_size} prompt tokens")
-            compile_seconds[name] = program.compile(inputs)
-
-        written: dict[str, tuple[list[list[int]], DecodeStats]] = {}
-        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
-        for repeat in range(settings.repeats):
-            for name in sorted(methods, key=list(methods).index, reverse=(number + repeat) % 2 == 1):
-                report(f"decoding {name}")
-                run = programs[name].run(inputs)
-                seconds[name].append((run.prefill_seconds, run.decode_seconds))
-                written[name] = new_tokens(run.state, batch.prompts), jax.device_get(run.stats)
-                del run  # its caches, before the next ones are made
-        yield [
-            generation
-            for name in methods
-            for generation in _generations(
-                name, number, batch, *written[name], seconds[name], compile_seconds[name]
-            )
-        ]
+    for number, own in same.items():
+        yield decode_batch(programs, number, own, laid_out.pop(number), settings.repeats, report)
 
 
-def _lay_out(methods: Methods, batch: Batch, settings: Settings) -> Inputs:
-    """The same rows, capacity and keys for every method."""
-    longest = max(len(prompt) for prompt in batch.prompts)
+def decode_batch(
+    programs: Mapping[str, Programs],
+    number: int,
+    batches: Mapping[str, Batch],
+    inputs: Mapping[str, Inputs],
+    repeats: int,
+    report: Report = lambda what: None,
+) -> list[Generation]:
+    """Decode one batch with every method, each its own prompts of the same rows, laid out by `lay_out`.
+
+    The order of the methods alternates with the `number` and the repeats.
+    """
+    compile_seconds = {}
+    for name, program in programs.items():
+        if not program.knows(inputs[name]):
+            report(f"compiling {name} for {inputs[name].prompt_size} prompt tokens")
+        compile_seconds[name] = program.compile(inputs[name])
+
+    written: dict[str, tuple[list[list[int]], DecodeStats]] = {}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    for repeat in range(repeats):
+        for name in sorted(programs, key=list(programs).index, reverse=(number + repeat) % 2 == 1):
+            report(f"decoding {name}")
+            run = programs[name].run(inputs[name])
+            seconds[name].append((run.prefill_seconds, run.decode_seconds))
+            written[name] = new_tokens(run.state, batches[name].prompts), jax.device_get(run.stats)
+            del run  # its caches, before the next ones are made
+    return [
+        generation
+        for name in programs
+        for generation in _generations(
+            name, number, batches[name], *written[name], seconds[name], compile_seconds[name]
+        )
+    ]
+
+
+def lay_out(methods: Methods, batches: Mapping[str, Batch], settings: Settings) -> dict[str, Inputs]:
+    """The same rows, capacity and keys for every method; ConfigError on a prompt that does not fit."""
+    longest = max(len(prompt) for batch in batches.values() for prompt in batch.prompts)
     widest = max((method for method, _ in methods.values()), key=lambda method: method.num_nodes)
     # Few capacities, so that few shapes compile: attention's share of a pass hardly notices.
     needed = longest + settings.max_new_tokens + widest.num_nodes
     capacity = max(SMALLEST_CAPACITY, 2 ** math.ceil(math.log2(needed)))
-    request, tokens, lengths = prepare(
-        widest,
-        batch.prompts,
-        max_new_tokens=settings.max_new_tokens,
-        warp=make_warp(len(batch.rows), settings.temperature, settings.top_k, settings.top_p, settings.min_p),
-        stop_tokens=settings.stop_tokens,
-        capacity=capacity,
-    )
-    return Inputs(request, tokens, lengths, row_keys(settings.seed, batch.rows), bucket(longest))
+
+    def inputs(batch: Batch) -> Inputs:
+        size = len(batch.rows)
+        request, tokens, lengths = prepare(
+            widest,
+            batch.prompts,
+            max_new_tokens=settings.max_new_tokens,
+            warp=make_warp(size, settings.temperature, settings.top_k, settings.top_p, settings.min_p),
+            stop_tokens=settings.stop_tokens,
+            capacity=capacity,
+        )
+        return Inputs(request, tokens, lengths, row_keys(settings.seed, batch.rows), bucket(longest))
+
+    distinct = {batch: inputs(batch) for batch in set(batches.values())}
+    return {name: distinct[batch] for name, batch in batches.items()}
 
 
 def _generations(

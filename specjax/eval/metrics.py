@@ -10,8 +10,10 @@ from jaxtyping import Float
 from scipy import stats
 
 from specjax.eval.compare import PLAIN, Generation
+from specjax.eval.timing import PARTS, STEP
 
 RESAMPLES = 2000
+ALPHAS = ("alpha", "n_alpha")
 
 Metrics = dict[str, Any]
 
@@ -45,6 +47,30 @@ def summarize_lines(
     return {
         "methods": {name: {**metrics, "lossless": lossless[name]} for name, metrics in methods.items()},
         "tasks": {task: summarize(own, greedy=greedy) for task, own in by_task.items()},
+    }
+
+
+def chain_acceptance(metrics: Metrics, is_chain: bool) -> Metrics:
+    """`alpha`, the acceptance, and `n_alpha`, that behind n accepted drafts of the same chain.
+
+    After arXiv 2401.15077, where n of the drafter's inputs are predictions of its own. Both are defined for
+    chains, and None for others: a tree's siblings would raise them.
+    """
+    conditional = metrics["acceptance_by_depth"]["conditional"]
+    return {"alpha": metrics["acceptance"], "n_alpha": conditional} if is_chain else dict.fromkeys(ALPHAS)
+
+
+def step_shares(seconds: Mapping[str, float]) -> Metrics:
+    """The seconds of a `STEP`, the share of each part in their sum, and this sum over the step's seconds.
+
+    The last should be near 1; None, with the shares empty, where the step has no parts.
+    """
+    parts = {part: seconds[part] for part in PARTS if part in seconds}
+    total = sum(parts.values())
+    return {
+        "seconds": dict(seconds),
+        "shares": {part: value / total for part, value in parts.items()},
+        "parts_over_step": total / seconds[STEP] if parts else None,
     }
 
 

@@ -91,6 +91,11 @@ def finish(folder: Path, summary: Mapping[str, Any], table: str, files: Files = 
     """Write the summary and the table, and give the lines their final name."""
     write_whole(folder / files.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
     write_whole(folder / files.table, table)
+    seal(folder, files)
+
+
+def seal(folder: Path, files: Files) -> None:
+    """Give the lines their final name."""
     if (folder / files.partial).exists():
         os.replace(folder / files.partial, folder / files.lines)
 

@@ -1,17 +1,24 @@
-"""Compiling ahead of time, so that what is timed afterwards is decoding and nothing else."""
+"""Compiling ahead of time, so that what is timed afterwards is decoding and nothing else; a step's parts."""
 
 from __future__ import annotations
 
+import functools
+import statistics
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from specjax.decode import DecodeStats, generate, prefill
-from specjax.step import Method
+from specjax.step import Method, step
 from specjax.types import DecodeState, ModelParams, Request
+
+PARTS = ("draft", "verify", "accept", "commit")
+STEP = "step"  # all of them in one program
+ROUNDS = 15  # timed, after one that compiles
 
 
 class Inputs(NamedTuple):
@@ -37,9 +44,9 @@ class Programs:
     """A method, compiled once for each shape that comes: to read by (B, T, P), to write by (B, T)."""
 
     def __init__(self, method: Method, params: ModelParams) -> None:
-        self._method, self._params = method, params
-        self._prefill: dict[tuple[int, ...], Callable[..., DecodeState]] = {}
-        self._generate: dict[tuple[int, ...], Callable[..., tuple[DecodeState, DecodeStats]]] = {}
+        self.method, self.params = method, params
+        self._prefill: dict[tuple[int, ...], jax.stages.Compiled] = {}
+        self._generate: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
     def knows(self, inputs: Inputs) -> bool:
         """Whether nothing would have to be compiled for `inputs`."""
@@ -52,15 +59,15 @@ class Programs:
         shape = inputs.tokens.shape
         *arguments, prompt_size = inputs._replace(request=inputs.request._replace(limit=inputs.lengths + 2))
         started = time.perf_counter()
-        read = prefill.lower(self._method, self._params, *arguments, prompt_size).compile()
+        read = prefill.lower(self.method, self.params, *arguments, prompt_size).compile()
         seconds = time.perf_counter() - started
-        state = read(self._params, *arguments)
+        state = read(self.params, *arguments)
         if shape not in self._generate:
             started = time.perf_counter()
-            write = generate.lower(self._method, self._params, arguments[0], state).compile()
+            write = generate.lower(self.method, self.params, arguments[0], state).compile()
             seconds += time.perf_counter() - started
             self._generate[shape] = write
-        jax.block_until_ready(self._generate[shape](self._params, arguments[0], state))
+        jax.block_until_ready(self._generate[shape](self.params, arguments[0], state))
         self._prefill[*shape, prompt_size] = read
         return seconds
 
@@ -69,7 +76,161 @@ class Programs:
         shape = inputs.tokens.shape
         read, write = self._prefill[*shape, inputs.prompt_size], self._generate[shape]
         started = time.perf_counter()
-        state = jax.block_until_ready(read(self._params, *inputs[:-1]))
+        state = jax.block_until_ready(read(self.params, *inputs[:-1]))
         between = time.perf_counter()
-        state, stats = jax.block_until_ready(write(self._params, inputs.request, state))
+        state, stats = jax.block_until_ready(write(self.params, inputs.request, state))
         return Timed(state, stats, between - started, time.perf_counter() - between)
+
+    def step(self, request: Request, state: DecodeState) -> tuple[DecodeState, dict[str, float]]:
+        """Decode until there is a token more, which takes one step, and its seconds; `state` is used up."""
+        request = request._replace(limit=state.length + 1)
+        state = state._replace(done=jnp.zeros_like(state.done))
+        clock = _Clock()
+        state, _ = clock.time(STEP, self._generate[state.tokens.shape], self.params, request, state)
+        return state, clock.seconds
+
+    def memory(self, inputs: Inputs) -> dict[str, int | None]:
+        """Bytes that decoding `inputs`, compiled already, needs at its `peak`, its `weights` among them.
+
+        The peak is that of the larger of the two programs; None where the device's compiler does not tell.
+        """
+        weights = sum({id(leaf): leaf.nbytes for leaf in jax.tree.leaves(self.params)}.values())
+        shape = inputs.tokens.shape
+        given = sum(leaf.nbytes for leaf in jax.tree.leaves((inputs.request, *inputs[1:-1])))
+        read, write = (
+            program.memory_analysis()
+            for program in (self._prefill[*shape, inputs.prompt_size], self._generate[shape])
+        )
+        if read is None or write is None:
+            return {"weights": weights, "peak": None}
+        reading = given + read.output_size_in_bytes + read.temp_size_in_bytes
+        # What was read is the state that decoding starts from, and is written over.
+        new = write.output_size_in_bytes - write.alias_size_in_bytes
+        writing = given + read.output_size_in_bytes + new + write.temp_size_in_bytes
+        return {"weights": weights, "peak": weights + max(reading, writing)}
+
+
+class Parts:
+    """A speculative step as four programs, one for each of `PARTS`, compiled at their first use.
+
+    Every program is the step itself, handed what the programs before it found out: what it does not need is
+    never computed. A drafter of several sizes is taken at its largest.
+    """
+
+    def __init__(self, method: Method) -> None:
+        assert method.drafter is not None, "plain decoding has no parts"
+        method = method._replace(drafter=method.drafter._replace(sizes=()))
+        compiled = functools.partial(jax.jit, donate_argnames=("state",))
+
+        def draft(params: ModelParams, request: Request, state: DecodeState) -> Any:
+            drafted, draft_state = _seen(method, params, request, state, {})["draft"]
+            return state._replace(draft_state=draft_state), drafted
+
+        def verify(params: ModelParams, request: Request, state: DecodeState, drafted: Any) -> Any:
+            seen = _seen(method, params, request, state, {"draft": (drafted, state.draft_state)})
+            return state._replace(cache=seen["pass"].cache), seen["pass"]._replace(cache=None), seen["judge"]
+
+        def accept(judge: Any) -> Any:
+            assert method.verify is not None
+            return method.verify(*judge, max_depth=method.max_depth)
+
+        def commit(params: ModelParams, request: Request, state: DecodeState, *found: Any) -> DecodeState:
+            drafted, passed, verdict = found
+            passed = passed._replace(cache=state.cache)
+            known = {"draft": (drafted, state.draft_state), "pass": passed, "verdict": verdict}
+            return _seen(method, params, request, state, known)["state"]
+
+        self._draft, self._verify, self._commit = compiled(draft), compiled(verify), compiled(commit)
+        self._accept = jax.jit(accept)
+
+    def step(
+        self, params: ModelParams, request: Request, state: DecodeState
+    ) -> tuple[DecodeState, dict[str, float]]:
+        """One step, and the seconds of its parts; `state` is used up."""
+        clock = _Clock()
+        state, drafted = clock.time("draft", self._draft, params, request, state)
+        state, passed, judge = clock.time("verify", self._verify, params, request, state, drafted)
+        verdict = clock.time("accept", self._accept, judge)
+        state = clock.time("commit", self._commit, params, request, state, drafted, passed, verdict)
+        return state, clock.seconds
+
+
+def time_parts(
+    programs: Mapping[str, Programs],
+    parts: Mapping[str, Parts],
+    inputs: Mapping[str, Inputs],
+    num_rounds: int = ROUNDS,
+) -> dict[str, dict[str, float]]:
+    """Median seconds of a step and of its parts for each method, from the middle of a generation on.
+
+    The methods take turns, and each goes on twice, by steps and by their parts. Plain decoding, and whatever
+    else `parts` leaves out, has steps only.
+    """
+    whole, apart = ({name: middle(programs[name], inputs[name]) for name in own} for own in (programs, parts))
+    seconds: dict[str, dict[str, list[float]]] = {name: {} for name in programs}
+    for number in range(num_rounds + 1):
+        for name in sorted(programs, reverse=number % 2 == 1):
+            program, request = programs[name], inputs[name].request
+            whole[name], found = program.step(request, whole[name])
+            if name in parts:
+                apart[name], of_parts = parts[name].step(program.params, request, apart[name])
+                found |= of_parts
+            for part, value in found.items() if number else ():  # the first round compiles
+                seconds[name].setdefault(part, []).append(value)
+    return {
+        name: {part: statistics.median(own[part]) for part in (*PARTS, STEP) if part in own}
+        for name, own in seconds.items()
+    }
+
+
+def middle(program: Programs, inputs: Inputs) -> DecodeState:
+    """The state after half of the tokens that may be written, going on whatever was met."""
+    request = inputs.request._replace(limit=(inputs.lengths + inputs.request.limit + 1) // 2)
+    state = program.run(inputs._replace(request=request)).state
+    return state._replace(done=jnp.zeros_like(state.done))
+
+
+class _Clock:
+    """Seconds of programs by name, each waited for before and after."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, name: str, program: Callable[..., Any], *arguments: Any) -> Any:
+        jax.block_until_ready(arguments)
+        started = time.perf_counter()
+        result = jax.block_until_ready(program(*arguments))
+        self.seconds[name] = time.perf_counter() - started
+        return result
+
+
+def _seen(
+    method: Method, params: ModelParams, request: Request, state: DecodeState, known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a step comes by: "draft", "pass", what the rule is to "judge", its "verdict", the new "state".
+
+    Whatever is `known` is not computed again.
+    """
+    seen: dict[str, Any] = {}
+    assert method.drafter is not None and method.verify is not None
+
+    def once(name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            seen[name] = known[name] if name in known else compute(*arguments, **options)
+            return seen[name]
+
+        return call
+
+    rule = once("verdict", method.verify)
+
+    def judge(keys: Any, draft: Any, target_probs: Any, *, max_depth: int) -> Any:
+        seen["judge"] = keys, draft, target_probs
+        return rule(keys, draft, target_probs, max_depth=max_depth)
+
+    watched = method._replace(
+        target=method.target._replace(forward=once("pass", method.target.forward)),
+        drafter=method.drafter._replace(propose=once("draft", method.drafter.propose)),
+        verify=judge,
+    )
+    seen["state"], _ = step(watched, params, request, state)
+    return seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specjax.eval.compare import PLAIN, Generation
-from specjax.eval.metrics import summarize
+from specjax.eval.metrics import chain_acceptance, step_shares, summarize
 from specjax.eval.tables import notes
 
 
@@ -34,6 +34,20 @@ def test_sums_over_prompts() -> None:
     assert fast["break_even_tokens_per_step"] == pytest.approx(0.75)
     assert fast["identical_to_greedy"] == {"identical": 1, "of": 2}
     assert (fast["prefill_seconds"], fast["decode_seconds"], fast["compile_seconds"]) == (1.0, 3.0, 2.0)
+
+
+def test_n_alpha_is_for_chains_only() -> None:
+    fast = summarize(TWO_PROMPTS, greedy=True)["fast"]
+    assert chain_acceptance(fast, is_chain=True) == {"alpha": 2 / 4, "n_alpha": [1 / 3, 1.0]}
+    assert chain_acceptance(fast, is_chain=False) == {"alpha": None, "n_alpha": None}
+
+
+def test_shares_are_of_the_parts_and_their_sum_is_checked_against_the_step() -> None:
+    seconds = {"draft": 1.0, "verify": 2.0, "accept": 0.5, "commit": 0.5, "step": 5.0}
+    found = step_shares(seconds)
+    assert found["shares"] == {"draft": 0.25, "verify": 0.5, "accept": 0.125, "commit": 0.125}
+    assert found["parts_over_step"] == 0.8
+    assert step_shares({"step": 5.0}) == {"seconds": {"step": 5.0}, "shares": {}, "parts_over_step": None}
 
 
 def test_plain_decoding_is_the_reference() -> None:

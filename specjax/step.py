@@ -116,8 +116,9 @@ def speculative_round(
 ) -> Round:
     """`speculative_step` with everything that it knows, for drafters made of drafters and for traces."""
     next_keys, draft_keys, verify_keys = split_keys(state.keys, 3)
-    context = Context(state.tokens, state.length, request.warp)
+    context = Context(state.tokens, state.length, request.warp, cache=state.cache)
     draft, draft_state = drafter.propose(params, draft_keys, state.draft_state, context)
+    cache = state.cache if drafter.written is None else drafter.written(draft_state)
     draft = draft._replace(tokens=draft.tokens.at[:, 0].set(_pending(state)))
 
     mask = chain_mask(*draft.tokens.shape) if drafter.is_chain else ancestor_mask(draft.parents)
@@ -127,9 +128,9 @@ def speculative_round(
         return _judge(target, drafter, verify, params, request, cache, verify_keys, draft, mask, num_nodes)
 
     judged = (
-        judge(state.cache, drafter.num_nodes)
+        judge(cache, drafter.num_nodes)
         if not drafter.sizes
-        else _smallest(judge, drafter, draft, ~state.done, state.cache)
+        else _smallest(judge, drafter, draft, ~state.done, cache)
     )
     verdict = judged.verdict
 

@@ -187,13 +187,15 @@ class Effort(NamedTuple):
 class Context(NamedTuple):
     """What a drafter may read: the committed `tokens` [B, T], `length` [B] and the rows' `warp`.
 
-    `effort` is None where as much is to be drafted as there are nodes.
+    `effort` is None where as much is to be drafted as there are nodes. `cache` is the target's where a draft
+    is to be proposed: all of the context but the pending token.
     """
 
     tokens: Int[Array, "B T"]
     length: Int[Array, "B"]
     warp: Warp
     effort: Effort | None = None
+    cache: KVCache | None = None
 
 
 def keep_state(
@@ -219,7 +221,8 @@ class Drafter(NamedTuple):
     state to a context that came about otherwise: behind position `first` [B], tokens came that were not
     observed, or some went that were; `features` [B, W, F] are those of W positions from `first` on.
     `sizes` are numbers of nodes below `num_nodes` for which a pass of its own is compiled: a round whose
-    later nodes all hold `NO_TOKEN` takes the smallest that is enough.
+    later nodes all hold `NO_TOKEN` takes the smallest that is enough. `written(state)` is the target's cache
+    after a draft that wrote into its scratch slots; None where drafting leaves it alone.
     """
 
     init: Callable[[ModelParams, Context, dict[str, jax.Array], int], DraftState]
@@ -233,6 +236,7 @@ class Drafter(NamedTuple):
         [ModelParams, DraftState, Context, dict[str, jax.Array], Int[Array, "B"]], DraftState
     ] = keep_state
     sizes: tuple[int, ...] = ()
+    written: Callable[[DraftState], KVCache] | None = None
 
     @property
     def is_chain(self) -> bool:

@@ -104,6 +104,8 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             f"drafter.costs has {len(config.costs)} numbers and the inner drafter drafts up to {max_depth} "
             "tokens: give one for each length"
         )
+    if inner.written is not None:
+        raise ConfigError("the inner drafter writes into the target's cache (share_cache): leave that out")
     if any(not 1 <= size < inner.num_nodes for size in config.sizes):
         raise ConfigError(
             f"drafter.sizes is {config.sizes}: give numbers from 1 to {inner.num_nodes - 1}, below the "

@@ -223,7 +223,7 @@ def test_drafts_keep_the_contract(case: Case) -> None:
     keys = row_keys(0, range(batch))
     options = {"warp": warp, "keys": keys, "stop_tokens": [NEVER], "capacity": CAPACITY}
     _, state = start(case.method, case.params, prompts, max_new_tokens=NEW_TOKENS, **options)
-    context = Context(state.tokens, state.length, warp)
+    context = Context(state.tokens, state.length, warp, cache=state.cache)
     draft, _ = jax.jit(drafter.propose)(case.params, keys, state.draft_state, context)
     shape = (batch, drafter.num_nodes)
     assert draft.tokens.shape == draft.parents.shape == shape

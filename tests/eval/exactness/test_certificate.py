@@ -23,6 +23,8 @@ from specjax.tasks import exactness
 from specjax.testing import tabulated_target
 from specjax.types import ProposalLaw
 
+pytestmark = pytest.mark.quick_compile
+
 ROOT = Path(__file__).parents[3]
 CONFIG = f"--config={ROOT}/configs/exactness.py"
 FIELDS = {

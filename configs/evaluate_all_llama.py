@@ -1,0 +1,61 @@
+"""Every drafter of the package on SmolLM2-135M-Instruct, each with the shape that suits it, side by side.
+
+    python -m specjax.run --config=configs/evaluate_all_llama.py --workdir=runs/evaluate_all \
+        --config.prompts_path=DIR --config.per_category=7
+
+DIR holds Spec-Bench's question.jsonl. --config.prompts="('mt_bench', 'humaneval', 'gsm8k', 'alpaca',
+'cnn_dm')" takes the five sets of EAGLE's tables. Chains of 2 in int8 are what a pass over three tokens allows
+on a CPU; the trees show what the same heads accept where nodes cost nothing. What came out is in
+experiments/all_methods; the papers' tables set it beside theirs (python -m specjax.tables --results=DIR).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from specjax.config import run_config
+
+TREE = {"branching": (8,) * 5, "draft_length": 5, "num_nodes": 32, "proposal": "point_mass"}
+MEDUSA_TREE = {**TREE, "branching": (8,) * 3, "draft_length": 3}
+
+
+def zoo(name: str, **shape: Any) -> dict[str, Any]:
+    """The zoo's drafter of that kind."""
+    return {"name": name, "source": f"zoo:{name}_smollm2", **shape}
+
+
+def method(drafter: dict[str, Any], dtype: str | None = None, verify: str = "rejection") -> dict[str, Any]:
+    """A drafter, in `dtype`, with its rule."""
+    return {"drafter": drafter, "verify": verify} | ({"drafter_dtype": dtype} if dtype else {})
+
+
+NGRAM = {"name": "ngram", "draft_length": 4, "max_ngram": 3}
+METHODS = {
+    "prompt_lookup": method(NGRAM),
+    "suffix": method({"name": "suffix", "draft_length": 4, "num_nodes": 5}, verify="target_only"),
+    "lookahead": method(
+        {"name": "lookahead", "window": 5, "ngram": 4, "num_guesses": 5}, verify="target_only"
+    ),
+    "draft_model": method(zoo("draft_model", draft_length=2), "int8"),
+    "medusa": method(zoo("medusa", draft_length=2), "int8"),
+    "medusa_tree": method(zoo("medusa", **MEDUSA_TREE), verify="target_only"),
+    "eagle": method(zoo("eagle", draft_length=2), "int8"),
+    "eagle_chain_4": method(zoo("eagle", draft_length=4), "int8"),
+    "eagle_tree": method(zoo("eagle", **TREE), verify="target_only"),
+    "eagle3": method(zoo("eagle3", draft_length=2), "int8"),
+    "eagle3_chain_4": method(zoo("eagle3", draft_length=4), "int8"),
+    "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
+    "cascade": method(
+        {"name": "cascade", "source": "zoo:draft_model_smollm2", "draft_length": 3, "inner": NGRAM}, "int8"
+    ),
+    "adaptive": method(
+        {"name": "adaptive", "inner": zoo("eagle3", draft_length=3), "costs": (1.13, 1.22, 1.33)}, "int8"
+    ),
+}
+
+
+def get_config() -> ConfigDict:
+    config = run_config("evaluate")
+    config.methods = METHODS
+    config.prompts = ("spec_bench",)
+    return config

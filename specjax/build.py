@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 from ml_collections import ConfigDict
 
+from specjax import draft_vocab
 from specjax.build_learned import build_learned, is_learned
 from specjax.build_learned import export_drafter as export_drafter  # offered beside `build_drafter`
 from specjax.config import drafter_config, rule_options
+from specjax.data import token_counts
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError, nearest
-from specjax.models.functional import keep_layers
+from specjax.models.functional import keep_layers, make_target
 from specjax.models.layers import activation_dtype
-from specjax.modules import Rule, check_fit, find_module, make_rule
+from specjax.models.quantize import quantize_products
+from specjax.modules import Rule, check_fit, compose, find_module, make_rule
 from specjax.step import Method
 from specjax.targets import LoadedTarget, build_target, load_model
-from specjax.types import Drafter, ModelParams, Params
+from specjax.types import Drafter, ModelParams, Params, Target
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 
@@ -33,30 +38,139 @@ class Built(NamedTuple):
     lossless: bool
 
 
+DraftTokens = Int[Array, "K"] | None  # all that may be drafted, in rising order; None is every token
+
+
 def build_drafter(
-    fields: Mapping[str, Any], loaded: LoadedTarget, dtype: str | None = None
+    fields: Mapping[str, Any],
+    loaded: LoadedTarget,
+    dtype: str | None = None,
+    draft_vocab_size: int | None = None,
+    draft_vocab_from: Sequence[str] = (),
 ) -> tuple[Drafter, Params]:
     """The drafter that `fields` names and its weights, those of the checkpoint in its field `source`.
 
-    They are in `dtype`, or in the target's. Raises ConfigError where a field or the type does not fit or the
-    vocabularies differ, and CheckpointError.
+    They are in `dtype`, or in the target's. Only the `draft_vocab_size` tokens are drafted that come most
+    often in the token files of `draft_vocab_from`, or in those that the package counted. Raises ConfigError
+    where a field, the type or that size does not fit or the vocabularies differ, and CheckpointError.
     """
+    check_draft_vocab(fields, draft_vocab_size, draft_vocab_from)
+    return _build(fields, loaded, dtype, _draft_tokens(loaded, draft_vocab_size, draft_vocab_from))
+
+
+def _build(
+    fields: Mapping[str, Any], loaded: LoadedTarget, dtype: str | None, tokens: DraftTokens
+) -> tuple[Drafter, Params]:
     config = drafter_config(fields)
     module = find_module("drafters", fields["name"])
     own_dtype = drafter_dtype(fields, dtype, loaded.target.dtype)
+    if hasattr(config, "inner"):
+        return _compose(module, config, loaded, dtype, tokens)
     if is_learned(module, config):
-        return build_learned(fields["name"], module, config, loaded, own_dtype)
+        return build_learned(fields["name"], module, config, loaded, own_dtype, tokens)
     if not hasattr(config, "source"):
-        return module.build(config, loaded.target), {}
+        return module.build(config, loaded.target), _head(tokens, loaded.target, loaded.params)
     target = loaded.target._replace(dtype=own_dtype)
     if config.source == loaded.source and own_dtype == loaded.target.dtype:
         every_layer = tuple(range(loaded.config.num_layers))
         # Drafters do not stack their layers; unstacked weights are shared, not copied.
         params = keep_layers(loaded.params, every_layer)
-        return module.build(config, target, loaded.config), params
+        head = _head(tokens, loaded.target, loaded.params)
+        return module.build(config, target, loaded.config), params | head
     checkpoint, params = load_model(config.source, own_dtype)
     _check_same_tokens(config.source, checkpoint.tokenizer, loaded)
-    return module.build(config, target, checkpoint.config), params
+    drafter = module.build(config, target, checkpoint.config)
+    return drafter, params | _head(tokens, make_target(checkpoint.config, dtype=own_dtype), params)
+
+
+def _head(tokens: DraftTokens, model: Target, params: Params) -> Params:
+    """What stands beside the weights of a complete model that is to draft only `tokens`."""
+    if tokens is None:
+        return {}
+    head = draft_vocab.complete({draft_vocab.TOKENS: tokens}, model, params)
+    # Rows of a model in int8 are as exact in int8 as they were.
+    return jax.device_put(quantize_products(head)) if model.dtype == jnp.int8 else head
+
+
+def _compose(
+    module: ModuleType, config: Any, loaded: LoadedTarget, dtype: str | None, tokens: DraftTokens
+) -> tuple[Drafter, Params]:
+    """A drafter made of another one, which drafts for the target or for the model in the field `source`."""
+    base = loaded
+    if hasattr(config, "source"):
+        own_dtype = drafter_dtype(MODEL, dtype, loaded.target.dtype)
+        base = _model_between(config.source, loaded, own_dtype, tokens)
+    takes_dtype = dtype is not None and _has_weights(drafter_config(config.inner))
+    takes_tokens = tokens is not None and _has_unembedding(config.inner)
+    inner, weights = _build(
+        config.inner, base, dtype if takes_dtype else None, tokens if takes_tokens else None
+    )
+    drafter = compose(module, config, loaded.target, inner, None if base is loaded else base.target)
+    return drafter, {"inner": weights} | ({} if base is loaded else {"model": base.params})
+
+
+MODEL = {"name": "draft_model", "draft_length": 1}
+
+
+def _model_between(source: str, loaded: LoadedTarget, dtype: jnp.dtype, tokens: DraftTokens) -> LoadedTarget:
+    """The complete model, or the one that was learned between the target's ends, of that source."""
+    module, config = find_module("drafters", "draft_model"), drafter_config({**MODEL, "source": source})
+    if is_learned(module, config):
+        _, weights = build_learned("draft_model", module, config, loaded, dtype, tokens)
+        model = module.between_ends(loaded.target, len(weights["layers"]))
+        return loaded._replace(target=model, params=ModelParams(loaded.params, weights), source=source)
+    checkpoint, params = load_model(source, dtype)
+    _check_same_tokens(source, checkpoint.tokenizer, loaded)
+    model = module.complete_target(source, checkpoint.config, loaded.target._replace(dtype=dtype))
+    every_layer = tuple(range(checkpoint.config.num_layers))
+    weights = keep_layers(params, every_layer) | _head(tokens, model, params)
+    return loaded._replace(target=model, params=weights, config=checkpoint.config, source=source)
+
+
+def _has_weights(config: Any) -> bool:
+    """Whether a drafter, or the one that it is made of, has weights of its own."""
+    return hasattr(config, "source") or (
+        hasattr(config, "inner") and _has_weights(drafter_config(config.inner))
+    )
+
+
+def _has_unembedding(fields: Mapping[str, Any]) -> bool:
+    """Whether a drafter, or the one that it is made of, scores tokens with a head that can lose some."""
+    module, config = find_module("drafters", fields["name"]), drafter_config(fields)
+    own = hasattr(config, "source") or getattr(module, "TAKES_DRAFT_VOCAB", False)
+    return own or (hasattr(config, "inner") and _has_unembedding(config.inner))
+
+
+def check_draft_vocab(fields: Mapping[str, Any], size: int | None, sources: Sequence[str]) -> None:
+    """Raise ConfigError, before any model is loaded, where a drafter cannot be kept to `size` tokens.
+
+    `sources` are the files, or folders of files, that say which.
+    """
+    if size is None:
+        if sources:
+            raise ConfigError("draft_vocab_from is set and draft_vocab_size is not: say how many to draft")
+        return
+    if size < 1:
+        raise ConfigError(f"draft_vocab_size is {size}: give at least 1")
+    if not _has_unembedding(fields):
+        raise ConfigError(
+            f"draft_vocab_size is {size} and the drafter '{fields['name']}' scores no tokens with an "
+            "unembedding: leave it out"
+        )
+    token_counts.files_of(sources)
+
+
+def _draft_tokens(loaded: LoadedTarget, size: int | None, sources: Sequence[str]) -> DraftTokens:
+    """The `size` tokens that come most often; ConfigError where nobody counted, or there are not so many."""
+    if size is None:
+        return None
+    vocab_size = loaded.target.vocab_size
+    counts = (
+        token_counts.count_written(sources, vocab_size)
+        if sources
+        else token_counts.packaged(loaded.tokenizer, vocab_size)
+    )
+    return draft_vocab.choose(counts, size)[draft_vocab.TOKENS]
 
 
 def drafter_dtype(fields: Mapping[str, Any], dtype: str | None, target_dtype: Any) -> jnp.dtype:
@@ -72,7 +186,7 @@ def drafter_dtype(fields: Mapping[str, Any], dtype: str | None, target_dtype: An
             f"drafter_dtype is '{dtype}'{nearest(dtype, DTYPES)}: choose one of {', '.join(DTYPES)}"
         )
     module, config = find_module("drafters", fields["name"]), drafter_config(fields)
-    if not hasattr(config, "source"):
+    if not _has_weights(config):
         raise ConfigError(
             f"drafter_dtype is '{dtype}' and the drafter '{fields['name']}' has no weights of its own: "
             "leave it out"
@@ -94,10 +208,21 @@ def build_verify(name: str, options: Mapping[str, Any] = MappingProxyType({})) -
 
 def build_method(config: ConfigDict) -> Built:
     """Build all that a validated config asks for; ConfigError where its parts do not fit each other."""
-    loaded = build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
-    drafter, drafter_params = build_drafter(config.drafter, loaded, config.get("drafter_dtype"))
-    check_pair(config.drafter.name, drafter, config.verify, find_module("verify", config.verify))
-    rule = build_verify(config.verify, config.verify_options)
+    return build_on(build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers), config)
+
+
+def build_on(loaded: LoadedTarget, fields: Mapping[str, Any]) -> Built:
+    """A drafter and a rule for a target that is there: `drafter` and `verify`, and what goes with them."""
+    drafter, drafter_params = build_drafter(
+        fields["drafter"],
+        loaded,
+        fields.get("drafter_dtype"),
+        fields.get("draft_vocab_size"),
+        fields.get("draft_vocab_from", ()),
+    )
+    name = fields["verify"]
+    check_pair(fields["drafter"]["name"], drafter, name, find_module("verify", name))
+    rule = build_verify(name, fields.get("verify_options", {}))
     method = Method(loaded.target, drafter, rule.verify)
     return Built(loaded, method, ModelParams(loaded.params, drafter_params), rule.lossless)
 

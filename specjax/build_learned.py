@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from specjax import draft_vocab, zoo
 from specjax.checkpoints.drafters import load_drafter
@@ -44,13 +45,22 @@ def is_learned(module: ModuleType, config: Any) -> bool:
 
 
 def build_learned(
-    name: str, module: ModuleType, config: Any, loaded: LoadedTarget, dtype: Any
+    name: str,
+    module: ModuleType,
+    config: Any,
+    loaded: LoadedTarget,
+    dtype: Any,
+    tokens: Int[Array, "K"] | None = None,
 ) -> tuple[Drafter, Params]:
-    """A drafter with weights that were trained, in `dtype`; they decide what the config leaves open."""
+    """A drafter with weights that were trained, in `dtype`; they decide what the config leaves open.
+
+    Of the tokens that it was trained to draft it keeps those among `tokens`, where these are given.
+    """
     learned = _load_learned(name, module, config, loaded)
 
     drafter = module.build(learned.config, loaded.target, learned.architecture)
-    weights = _ready(learned.weights, loaded, is_int8=dtype == jnp.int8)
+    weights = learned.weights if tokens is None else draft_vocab.keep(learned.weights, tokens)
+    weights = _ready(weights, loaded, is_int8=dtype == jnp.int8)
     return drafter, jax.device_put(weights)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import cache as kv
 from specjax import draft_vocab
@@ -47,6 +47,7 @@ from specjax.types import (
 
 # A source may also be a complete model: `build` then gets its architecture.
 TAKES_MODELS = True
+CATCH_UP = 4  # tokens that a pass reads of a text that came without this drafter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +93,19 @@ def build(config: Config, target: Target, architecture: LlamaConfig | None = Non
     """
     if architecture is None:
         return learned_drafter(target, config.shape)
-    model = make_target(architecture, dtype=target.dtype)
+    model = complete_target(config.source, architecture, target)
+    return model_drafter(model, lambda params: params.drafter, config.shape)
+
+
+def complete_target(source: str | None, architecture: LlamaConfig, target: Target) -> Target:
+    """A complete model in the type of the target; ConfigError where its vocabulary is another one."""
+    model = draft_vocab.within(make_target(architecture, dtype=target.dtype))
     if model.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"the draft model '{config.source}' has a vocabulary of {model.vocab_size} tokens and the target "
+            f"the draft model '{source}' has a vocabulary of {model.vocab_size} tokens and the target "
             f"one of {target.vocab_size}: choose a draft model that shares the target's tokenizer"
         )
-    return model_drafter(model, lambda params: params.drafter, config.shape)
+    return model
 
 
 def learned_drafter(target: Target, shape: Shape) -> Drafter:
@@ -113,6 +120,7 @@ def learned_drafter(target: Target, shape: Shape) -> Drafter:
     return of_depth(1)._replace(
         init=lambda params, *rest: of(params).init(params, *rest),
         propose=lambda params, *rest: of(params).propose(params, *rest),
+        resume=lambda params, *rest: of(params).resume(params, *rest),
     )
 
 
@@ -246,8 +254,11 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
             return Reading(out.logits, carry, out.cache)
 
         start = read_missing(weights, state.cache, context)
-        # A whole model is compiled once for a chain, not once a token.
-        grown = (grow_chain if shape.is_chain else grow)(read, shape, keys, context.warp, start)
+        if shape.is_chain and context.effort is None:
+            # A whole model is compiled once for a chain, not once a token.
+            grown = grow_chain(read, shape, keys, context.warp, start)
+        else:
+            grown = grow(read, shape, keys, context.warp, start, context.effort)
         return grown.draft, State(grown.cache, grown.slots)
 
     def observe(params, state: State, draft: Draft, verdict: Verdict, context: Context, features) -> State:
@@ -261,6 +272,29 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
             cache = kv.commit(cache, num_kept, jnp.maximum(slots, 0))
         return state._replace(cache=kv.rollback(cache, context.length - 1))
 
+    def resume(params: ModelParams, state: State, context: Context, features, first) -> State:
+        del features, first
+        weights, batch = weights_of(params), context.length.shape[0]
+
+        def lacks_more(cache: KVCache) -> Bool[Array, ""]:
+            return (context.length - cache.length > 2).any()
+
+        def catch_up(cache: KVCache) -> KVCache:
+            places = jnp.minimum(cache.length[:, None] + jnp.arange(CATCH_UP)[None], kv.capacity(cache) - 1)
+            tokens = jnp.take_along_axis(context.tokens, places, axis=1)
+            out = model.forward(weights, tokens, places, chain_mask(batch, CATCH_UP), cache)
+            # What is pending is read with the next draft.
+            return kv.commit(out.cache, jnp.clip(context.length - 1 - cache.length, 0, CATCH_UP))
+
+        cache = kv.rollback(state.cache, context.length - 1)
+        return state._replace(cache=jax.lax.while_loop(lacks_more, catch_up, cache))
+
     return Drafter(
-        init, propose, observe, num_nodes=shape.num_nodes, max_depth=shape.max_depth, law=shape.law
+        init,
+        propose,
+        observe,
+        num_nodes=shape.num_nodes,
+        max_depth=shape.max_depth,
+        law=shape.law,
+        resume=resume,
     )

@@ -7,10 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from specjax.build import build_drafter, build_verify, check_pair
+from specjax.build import build_on
 from specjax.eval.compare import PLAIN, Settings, compare, make_batches
 from specjax.eval.metrics import Metrics, summarize_lines
-from specjax.modules import find_module
 from specjax.step import Method
 from specjax.targets import LoadedTarget
 from specjax.types import ModelParams
@@ -23,6 +22,8 @@ OBJECTIVES = {
     "acceptance": "accepted",
 }
 TRIAL = "trial"
+# The fields that make a method.
+METHOD = ("drafter", "drafter_dtype", "draft_vocab_size", "draft_vocab_from", "verify", "verify_options")
 KEPT = 4  # methods whose weights stay loaded
 
 Built = tuple[Method, ModelParams, bool]
@@ -55,7 +56,7 @@ class Bench:
 
         Raises ConfigError where its parts do not fit each other, the target or the prompts.
         """
-        key = repr([config[name] for name in ("drafter", "drafter_dtype", "verify", "verify_options")])
+        key = repr([config[name] for name in METHOD])
         built = self._methods.pop(key, None) or self._build(config)
         self._methods[key] = built  # the latest at the end
         while len(self._methods) > KEPT:
@@ -90,9 +91,5 @@ class Bench:
         }
 
     def _build(self, config: ConfigDict) -> Built:
-        name = config.drafter.name
-        drafter, params = build_drafter(config.drafter, self._loaded, config.drafter_dtype)
-        check_pair(name, drafter, config.verify, find_module("verify", config.verify))
-        rule = build_verify(config.verify, config.verify_options)
-        method = Method(self._loaded.target, drafter, rule.verify)
-        return method, ModelParams(self._loaded.params, params), rule.lossless
+        _, method, params, lossless = build_on(self._loaded, config)
+        return method, params, lossless

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from specjax.analysis import theory
-from specjax.build import build_drafter, build_target, build_verify, check_pair
+from specjax.build import build_on, build_target, build_verify
 from specjax.config import Field, Options, check_at_least_1, check_seed, check_type
 from specjax.data.prompts import PROMPT_SETS, PUBLISHED, Prompt, load_prompts
 from specjax.data.tokenizer import Tokenizer
@@ -32,7 +32,6 @@ from specjax.eval.compare import PLAIN, Batch, Methods, Settings, decode_batch, 
 from specjax.eval.metrics import Metrics, chain_acceptance, step_shares, summarize_lines
 from specjax.eval.progress import Progress
 from specjax.eval.timing import STEP, Parts, Programs, time_parts
-from specjax.modules import find_module
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.tasks import compare
@@ -41,7 +40,8 @@ from specjax.types import ModelParams, Params
 
 COSTS = results.Files("costs.partial.jsonl", "costs.jsonl", results.SUMMARY, results.TABLE)
 AXES = ("temperatures", "batch_sizes", "max_new_tokens", "prompts")
-NEEDED, WANTED = ("drafter", "verify"), ("verify_options", "drafter_dtype")
+NEEDED = ("drafter", "verify")
+WANTED = ("verify_options", "drafter_dtype", "draft_vocab_size", "draft_vocab_from")
 MODEL = "tokens_per_step / (1 + drafting_cost): what a device would gain where a pass over any draft costs 1"
 
 
@@ -225,11 +225,9 @@ def load(config: ConfigDict) -> Engine:
     tokenizer = compare.load_tokenizer(loaded)
     methods = {PLAIN: (Method(loaded.target), ModelParams(loaded.params, {}))}
     for name, fields in config.methods.items():
-        drafter, weights = build_drafter(fields.drafter, loaded, fields.get("drafter_dtype"))
-        check_pair(fields.drafter.name, drafter, fields.verify, find_module("verify", fields.verify))
-        rule = build_verify(fields.verify, fields.get("verify_options", {}))
-        weights = next((p.drafter for _, p in methods.values() if _equal(p.drafter, weights)), weights)
-        methods[name] = Method(loaded.target, drafter, rule.verify), ModelParams(loaded.params, weights)
+        method, params = build_on(loaded, fields)[1:3]
+        weights = next((p.drafter for _, p in methods.values() if _equal(p.drafter, params.drafter)), None)
+        methods[name] = method, params if weights is None else params._replace(drafter=weights)
     programs = {name: Programs(*method) for name, method in methods.items()}
     parts = {name: Parts(method) for name, (method, _) in methods.items() if name != PLAIN}
     return Engine(tokenizer, methods, programs, parts)

@@ -179,6 +179,8 @@ def drafter_config(fields: Mapping[str, Any]) -> Any:
     drafter = dataclass_of(find_module("drafters", name).Config, given, f"the drafter '{name}'", "drafter")
     if getattr(drafter, "draft_length", 1) < 1:
         raise ConfigError(f"drafter.draft_length is {drafter.draft_length}: draft at least 1 token a pass")
+    if hasattr(drafter, "inner"):
+        drafter_config(drafter.inner)
     return drafter
 
 

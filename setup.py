@@ -38,7 +38,8 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["specjax", "specjax.*"]),
     package_data={
-        "specjax.data": ["prompts/*.jsonl", "prompts/*.txt"],
+        "specjax.analysis": ["page/*"],
+        "specjax.data": ["prompts/*.jsonl", "prompts/*.txt", "token_counts/*.npz"],
         "specjax.zoo": ["*/*"],
         "specjax.kernels": ["*.h", "*/*.cc"],
     },

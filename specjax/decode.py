@@ -13,8 +13,18 @@ from jaxtyping import Array, Int, Key
 
 from specjax.errors import ConfigError
 from specjax.prefill import read_prompt
-from specjax.step import Method, has_ended, step
-from specjax.types import Context, DecodeState, ModelParams, Request, StepInfo, Warp
+from specjax.step import Method, has_ended, speculative_round, step
+from specjax.types import (
+    NO_PARENT,
+    ROOT,
+    Context,
+    DecodeState,
+    ModelParams,
+    Request,
+    StepInfo,
+    Verdict,
+    Warp,
+)
 
 SMALLEST_BUCKET = 64
 
@@ -30,6 +40,20 @@ class DecodeStats(NamedTuple):
     num_emitted: Int[Array, "B"]
     tried_at_depth: Int[Array, "B D"]
     accepted_at_depth: Int[Array, "B D"]
+
+
+class Trace(NamedTuple):
+    """Everything about a round, stacked with the axis R in front; a plain round is a tree of one node.
+
+    `tokens` [B, N] and `parents` [B, N] are those of the draft, the pending token first. `verdict` is the
+    rule's, of which `info` leaves out what a stop token or the limit cut off. Rows that had ended have
+    drafts and verdicts that mean nothing.
+    """
+
+    info: StepInfo
+    tokens: Int[Array, "B N"]
+    parents: Int[Array, "B N"]
+    verdict: Verdict
 
 
 class TextStream(Protocol):
@@ -171,6 +195,33 @@ def rollout(
 ) -> tuple[DecodeState, StepInfo]:
     """A fixed number of rounds; the infos come stacked [R, B]; `state` is used up."""
     return jax.lax.scan(lambda carry, _: step(method, params, request, carry), state, length=num_rounds)
+
+
+@functools.partial(jax.jit, static_argnames=("method", "num_rounds"), donate_argnames=("state",))
+def trace(
+    method: Method, params: ModelParams, request: Request, state: DecodeState, num_rounds: int
+) -> tuple[DecodeState, Trace]:
+    """`rollout` with all that was drafted and what became of it, stacked [R, ...]; `state` is used up."""
+    return jax.lax.scan(
+        lambda carry, _: _traced_round(method, params, request, carry), state, length=num_rounds
+    )
+
+
+def _traced_round(
+    method: Method, params: ModelParams, request: Request, state: DecodeState
+) -> tuple[DecodeState, Trace]:
+    if method.drafter is not None:
+        assert method.verify is not None
+        done = speculative_round(method.target, method.drafter, method.verify, params, request, state)
+        return done.state, Trace(done.info, done.draft.tokens, done.draft.parents, done.judged.verdict)
+    after, info = step(method, params, request, state)
+    pending, emitted = (
+        jnp.take_along_axis(after.tokens, place[:, None], axis=1)
+        for place in (state.length - 1, state.length)
+    )
+    root = jnp.full_like(pending, ROOT)
+    verdict = Verdict(root, jnp.zeros_like(state.length), emitted[:, 0])
+    return after, Trace(info, pending, jnp.full_like(root, NO_PARENT), verdict)
 
 
 _one_step = functools.partial(jax.jit, static_argnames=("method",), donate_argnames=("state",))(step)

@@ -239,8 +239,8 @@ def test_drafts_keep_the_contract(case: Case) -> None:
     assert (draft.probs is None) == (drafter.law is ProposalLaw.POINT_MASS)
     if draft.probs is not None:
         assert draft.probs.shape == (*shape, case.target.vocab_size)
-        drafted = np.argwhere(tokens[:, 1:] != NO_TOKEN) + (0, 1)
-        for row, node in {(int(r), int(parents[r, n])) for r, n in drafted}:
+        drafted = np.argwhere(tokens[:, 1:] != NO_TOKEN)
+        for row, node in {(int(r), int(parents[r, n + 1])) for r, n in drafted}:
             assert abs(float(draft.probs[row, node].sum()) - 1) < 1e-5
             assert (draft.probs[row, node] >= 0).all()
 

@@ -60,7 +60,9 @@ ROOMS = {
     "data.prepare": "run",
     "train": "run sharding",
     "sweep": "run",
-    "advise": "build config analysis eval types",
+    "report": "tasks build config modules analysis eval storage data data.tokenizer decode step types",
+    "advice": "tasks build targets zoo config modules analysis eval checkpoints data storage trees",
+    "advise": "advice tasks storage eval",
     # specjax/__init__.py, which offers the public names of everything but the command lines
     "__init__": "build config eval checkpoints data data.tokenizer decode step drafters verify models trees"
     " sampling cache types",

@@ -6,6 +6,7 @@ it works all the same, for figures are made without pyplot.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -136,3 +137,44 @@ def shares(values: Mapping[str, float], *, x_label: str, title: str = "") -> Fig
     axes.barh(list(values), list(values.values()))
     axes.invert_yaxis()
     return figure
+
+
+class Bar(NamedTuple):
+    """A measured value and the bounds of its interval if there is one."""
+
+    value: float
+    interval: Sequence[float] | None = None
+
+
+def bars(
+    series: Mapping[str, Mapping[str, Bar]], *, y_label: str, title: str = "", reference: float | None = None
+) -> Figure:
+    """For every name along the x axis a bar of each series, with its interval, and a line at `reference`."""
+    figure, axes = blank("", y_label, title)
+    names = list(dict.fromkeys(name for own in series.values() for name in own))
+    width = 0.8 / max(1, len(series))
+    for number, (label, own) in enumerate(series.items()):
+        places = [names.index(name) + (number - (len(series) - 1) / 2) * width for name in own]
+        values = [bar.value for bar in own.values()]
+        axes.bar(places, values, width=0.95 * width, label=label)
+        for place, bar in zip(places, own.values(), strict=True):
+            if bar.interval is not None:
+                low, high = bar.interval
+                axes.vlines(place, low, high, color="black", linewidth=1)
+    if reference is not None:
+        axes.axhline(reference, color="0.4", linewidth=1)
+    axes.set_xticks(range(len(names)), names)
+    if len(names) > 4:
+        axes.tick_params("x", labelrotation=30)
+    axes.legend(frameon=False)
+    return figure
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG document, the same every time."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()

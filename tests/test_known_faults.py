@@ -149,10 +149,11 @@ MUTANTS: dict[str, tuple[Callable[[], None], ModuleType, str, str]] = {
     "the bonus ignores the temperature": (
         check_law_of_the_bonus,
         step,
-        "    # Along the path: the accepted tokens, then the one that follows them.\n",
-        "    raw = sample(verify_keys, jax.nn.softmax(out.logits[:, -1]))\n"
+        "    law = jnp.take_along_axis(target_probs, verdict.path[..., None], axis=1)\n",
+        "    raw = sample(keys, jax.nn.softmax(out.logits[:, -1]))\n"
         "    is_full = verdict.num_accepted == drafter.max_depth\n"
-        "    verdict = verdict._replace(next_token=jnp.where(is_full, raw, verdict.next_token))\n",
+        "    verdict = verdict._replace(next_token=jnp.where(is_full, raw, verdict.next_token))\n"
+        "    law = target_probs\n",
     ),
     "tokens after the end are kept": (
         check_greedy_text,
@@ -169,8 +170,8 @@ MUTANTS: dict[str, tuple[Callable[[], None], ModuleType, str, str]] = {
     "the pass's positions are off by one": (
         check_positions_of_the_pass,
         step,
-        "positions = state.cache.length[:, None] + depth",
-        "positions = state.cache.length[:, None] + depth + 1",
+        "positions = cache.length[:, None] + depths(mask)",
+        "positions = cache.length[:, None] + depths(mask) + 1",
     ),
     "greedy rows are divided by a sentinel": (
         check_mixed_warps,

@@ -63,6 +63,11 @@ class Config(TreeConfig):
         """How many heads there are; those beyond the draft's length are not used."""
         return self.draft_length if self.num_heads is None else self.num_heads
 
+    @property
+    def decided(self) -> Config:
+        """What is to be known of trained weights, whatever length they draft later."""
+        return dataclasses.replace(self, num_heads=self.heads)
+
 
 @dataclasses.dataclass(frozen=True)
 class Training:

@@ -286,7 +286,7 @@ def _export(
     position = best.position
     about = {
         "drafter": config.drafter.name,
-        "config": dataclasses.asdict(subject.drafter),
+        "config": dataclasses.asdict(getattr(subject.drafter, "decided", subject.drafter)),
         "training": dataclasses.asdict(subject.training),
         "target": config.target,
         "data": list(config.data),

@@ -171,3 +171,11 @@ def test_impossible_training_is_refused_by_its_field(module: Any, field: str, va
     for value in values:
         with pytest.raises(ConfigError, match=rf"training\.{field} is {value}: give"):
             module.Training(**{field: value})
+
+
+def test_heads_are_remembered_whatever_length_is_drafted_later() -> None:
+    """A file of four heads is one of four heads to a drafter that uses two of them."""
+    trained = medusa.Config(draft_length=4).decided
+    assert trained.num_heads == 4
+    assert medusa.Config(draft_length=2, num_heads=trained.num_heads).heads == 4
+    assert medusa.Config(draft_length=2).heads == 2

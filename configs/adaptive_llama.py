@@ -18,7 +18,7 @@ EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 3}
 NGRAM = {"name": "ngram", "draft_length": 4, "max_ngram": 3}
 # The inner drafter, what its rounds cost, and the type of its weights.
 VARIANTS = {
-    "eagle": (EAGLE, (1.13, 1.22, 1.33), "int8"),
+    "eagle": (EAGLE, (1.08, 1.14, 1.20), "int8"),
     "ngram": (NGRAM, (1.04, 1.08, 1.12, 1.16), None),
 }
 

@@ -2,7 +2,7 @@
 
     python -m specjax.run --config=configs/exactness.py --workdir=runs/exactness
 
-Three and a half minutes on two idle CPU cores, most of it compiling. --config.quick=False draws 50 000
+Some seven minutes on two CPU cores, most of it compiling. --config.quick=False draws 50 000
 samples a row instead of 1 500, which took a quarter of an hour when there were half as many rows;
 --config.samples=N draws N. Expect "No row failed" and exit code 0, with every rule "exact" but typical
 acceptance (arXiv 2401.10774), which is "lossy, as declared". A row that failed names its reason, and the exit

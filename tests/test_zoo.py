@@ -70,4 +70,4 @@ def test_texts_are_the_greedy_ones_in_fewer_passes(name: str, loaded: LoadedTarg
         Method(loaded.target, drafter, greedy.verify), ModelParams(loaded.params, weights)
     )
     assert texts == plain
-    assert tokens_per_step > 1.15
+    assert tokens_per_step > 1.1

@@ -203,7 +203,7 @@ def test_worth_is_the_best_length_even_where_none_gains() -> None:
         ({"verify_cost": (1.0, 1.1)}, "costs end at 1 drafts"),
         ({"verify_cost": (1.0, -1.1), "max_draft_length": 1}, "give a positive number"),
         ({"dtype": "float31"}, "dtype is 'float31'"),
-        ({"sampler": "bayesian"}, r"pip install 'specjax\[search\]', or take sampler 'greedy'"),
+        ({"sampler": "bayesian"}, r"pip install 'specjax\[sweep\]'"),
     ],
 )
 def test_bad_fields_are_named_before_anything_is_loaded(

@@ -90,15 +90,19 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
             cache = kv.commit(cache, jnp.full((batch,), width, jnp.int32))
         return cache
 
-    def read_missing(params: ModelParams, state: State, context: Context) -> Reading:
-        """What comes after the context, and the cache with all of it."""
-        batch, cache = context.length.shape[0], state.cache
-        missing = jnp.maximum(context.length - 1 - cache.length, 0)
+    def read_inputs(params: ModelParams, context: Context, states: Float[Array, "B D1 H"], cache: KVCache):
+        """The next D + 1 inputs of the context, from the cache's end on, whose states these are."""
         inputs = cache.length[:, None] + jnp.arange(max_depth + 1)[None]
         beyond = context.tokens.shape[1] - 1
         tokens = jnp.take_along_axis(context.tokens, jnp.minimum(inputs + 1, beyond), axis=1)
-        mask = chain_mask(batch, max_depth + 1)
-        out, cache = network.forward(params, tokens, state.unread, inputs, mask, cache)
+        mask = chain_mask(*inputs.shape)
+        return network.forward(params, tokens, states, inputs, mask, cache)
+
+    def read_missing(params: ModelParams, state: State, context: Context) -> Reading:
+        """What comes after the context, and the cache with all of it."""
+        cache = state.cache
+        missing = jnp.maximum(context.length - 1 - cache.length, 0)
+        out, cache = read_inputs(params, context, state.unread, cache)
         last = jnp.take_along_axis(out, jnp.maximum(missing - 1, 0)[:, None, None], axis=1)
         return Reading(network.logits(params, last), last, kv.commit(cache, missing))
 
@@ -126,7 +130,7 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
         return State(kv.rollback(state.cache, context.length - 1), network.encode(params, on_path))
 
     def resume(params: ModelParams, state: State, context: Context, features, first) -> State:
-        batch, known_from = context.length.shape[0], state.cache.length
+        known_from = state.cache.length
         known = jnp.concatenate((state.unread, network.encode(params, features)), axis=1)
         last_input = jnp.maximum(context.length - 2, 0)
 
@@ -140,11 +144,7 @@ def state_drafter(network: StateNetwork, shape: Shape) -> Drafter:
             return (last_input - cache.length > max_depth).any()
 
         def catch_up(cache: KVCache) -> KVCache:
-            inputs = cache.length[:, None] + jnp.arange(max_depth + 1)[None]
-            beyond = context.tokens.shape[1] - 1
-            tokens = jnp.take_along_axis(context.tokens, jnp.minimum(inputs + 1, beyond), axis=1)
-            mask = chain_mask(batch, max_depth + 1)
-            _, written = network.forward(params, tokens, states_from(cache.length), inputs, mask, cache)
+            _, written = read_inputs(params, context, states_from(cache.length), cache)
             return kv.commit(written, jnp.clip(last_input - cache.length, 0, max_depth + 1))
 
         cache = jax.lax.while_loop(lacks_more, catch_up, kv.rollback(state.cache, last_input))

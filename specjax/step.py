@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,6 @@ from specjax.types import (
     Verdict,
     Verify,
 )
-
-DONE = -1  # the number of no size
 
 
 class Method(NamedTuple):
@@ -191,27 +189,31 @@ def _smallest(
     active: Bool[Array, "B"],
     cache: KVCache,
 ) -> Judged:
-    """The judged pass of the smallest size that holds all drafts of active rows.
-
-    Each size is a loop of one round or none: a conditional would copy the cache.
-    """
+    """The judged pass of the smallest size that holds all drafts of active rows."""
     sizes = sorted({*drafter.sizes, drafter.num_nodes})
     place = jnp.arange(1, drafter.num_nodes + 1)[None]
     needed = jnp.where(active[:, None] & (draft.tokens != NO_TOKEN), place, 1).max()
     chosen = jnp.searchsorted(jnp.asarray(sizes), needed)
     shapes = jax.eval_shape(lambda cache: judge(cache, drafter.num_nodes), cache)
     judged = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)._replace(cache=cache)
-    carry = (chosen, judged)
     for number, size in enumerate(sizes):
 
-        def is_next(carry: tuple[Int[Array, ""], Judged], number: int = number) -> Bool[Array, ""]:
-            return carry[0] == number
+        def run(judged: Judged, size: int = size) -> Judged:
+            return judge(judged.cache, size)
 
-        def run(carry: tuple[Int[Array, ""], Judged], size: int = size) -> tuple[Int[Array, ""], Judged]:
-            return jnp.full_like(carry[0], DONE), judge(carry[1].cache, size)
+        judged = run_if(chosen == number, run, judged)
+    return judged
 
-        carry = jax.lax.while_loop(is_next, run, carry)
-    return carry[1]
+
+def run_if(condition: Bool[Array, ""], then: Callable[[Any], Any], carry: Any) -> Any:
+    """`then(carry)` where the condition holds, else `carry`.
+
+    It is a loop of one round or none: a conditional would copy the caches.
+    """
+    _, carry = jax.lax.while_loop(
+        lambda todo: todo[0], lambda todo: (jnp.zeros((), bool), then(todo[1])), (condition, carry)
+    )
+    return carry
 
 
 def _pad(rows: Shaped[Array, "B K *rest"], size: int) -> Shaped[Array, "B N *rest"]:

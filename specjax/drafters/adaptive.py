@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.errors import ConfigError
+from specjax.step import run_if
 from specjax.trees.topology import ancestor_mask, chain_parents, depths
 from specjax.types import (
     NO_TOKEN,
@@ -161,7 +162,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             tokens=jnp.full(shapes.tokens.shape, NO_TOKEN, jnp.int32),
             parents=chain_parents(*shapes.parents.shape),
         )
-        draft, state = _if((state.wanted > 0).any(), lambda carry: ask(carry[1]), (nothing, state))
+        draft, state = run_if((state.wanted > 0).any(), lambda carry: ask(carry[1]), (nothing, state))
         depth = depths(ancestor_mask(draft.parents))
         is_cut = (depth > state.wanted[:, None]) & (depth > 0)
         return draft._replace(tokens=jnp.where(is_cut, NO_TOKEN, draft.tokens)), state
@@ -182,10 +183,10 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
                 for name, f in features.items()
             }
             state = state._replace(features=kept, num_unread=state.num_unread + 1)
-            return _if(state.num_unread == UNREAD, lambda state: catch_up(params, state, context), state)
+            return run_if(state.num_unread == UNREAD, lambda state: catch_up(params, state, context), state)
 
-        state = _if(has_drafted, learn, state)
-        state = _if(~has_drafted, miss, state)
+        state = run_if(has_drafted, learn, state)
+        state = run_if(~has_drafted, miss, state)
 
         depth = depths(ancestor_mask(draft.parents))
         drafted = jnp.where(draft.tokens == NO_TOKEN, 0, depth).max(1)
@@ -219,11 +220,3 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         resume=resume,
         sizes=config.sizes,
     )
-
-
-def _if(condition: Bool[Array, ""], then: Any, carry: Any) -> Any:
-    """`then(carry)` where the condition holds: a loop of one round or none, which copies no cache."""
-    _, carry = jax.lax.while_loop(
-        lambda todo: todo[0], lambda todo: (jnp.zeros((), bool), then(todo[1])), (condition, carry)
-    )
-    return carry

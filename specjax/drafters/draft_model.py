@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax import cache as kv
 from specjax import draft_vocab
 from specjax.errors import ConfigError
-from specjax.growth import Reading, grow, grow_chain
+from specjax.growth import Grown, Reading, grow, grow_chain
 from specjax.models.functional import LAST_HIDDEN, keep_layers, make_target, pure
 from specjax.models.layers import activation_dtype
 from specjax.models.llama import LlamaConfig
@@ -216,6 +216,22 @@ class State(NamedTuple):
     slots: Int[Array, "B N"]
 
 
+def grow_model(
+    model: Target, weights: Params, shape: Shape, keys: Key[Array, "B"], context: Context, start: Reading
+) -> Grown:
+    """The draft of `model` after a context that it has read; a chain's cache has advanced."""
+
+    def read(tokens, carry, depth: int, seen, cache: KVCache) -> Reading:
+        positions = jnp.broadcast_to(cache.length[:, None] + depth - 1, tokens.shape)
+        out = model.forward(weights, tokens, positions, seen, cache)
+        return Reading(out.logits, carry, out.cache)
+
+    if shape.is_chain and context.effort is None:
+        # A whole model is compiled once for a chain, not once a token.
+        return grow_chain(read, shape, keys, context.warp, start)
+    return grow(read, shape, keys, context.warp, start, context.effort)
+
+
 def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], shape: Shape) -> Drafter:
     """Drafts of `model` under the row's warp; point masses are its most probable tokens, unwarped.
 
@@ -247,18 +263,8 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
         params: ModelParams, keys: Key[Array, "B"], state: State, context: Context
     ) -> tuple[Draft, State]:
         weights = weights_of(params)
-
-        def read(tokens, carry, depth: int, seen, cache: KVCache) -> Reading:
-            positions = jnp.broadcast_to(cache.length[:, None] + depth - 1, tokens.shape)
-            out = model.forward(weights, tokens, positions, seen, cache)
-            return Reading(out.logits, carry, out.cache)
-
         start = read_missing(weights, state.cache, context)
-        if shape.is_chain and context.effort is None:
-            # A whole model is compiled once for a chain, not once a token.
-            grown = grow_chain(read, shape, keys, context.warp, start)
-        else:
-            grown = grow(read, shape, keys, context.warp, start, context.effort)
+        grown = grow_model(model, weights, shape, keys, context, start)
         return grown.draft, State(grown.cache, grown.slots)
 
     def observe(params, state: State, draft: Draft, verdict: Verdict, context: Context, features) -> State:

@@ -19,11 +19,12 @@ from jaxtyping import Array, Key
 
 from specjax import cache as kv
 from specjax import draft_vocab
-from specjax.drafters.draft_model import model_drafter
+from specjax.drafters.draft_model import grow_model, model_drafter
 from specjax.errors import ConfigError
-from specjax.growth import Reading, grow, grow_chain
+from specjax.growth import Reading
 from specjax.models.functional import keep_layers, make_target
 from specjax.proposals import Shape, TreeConfig
+from specjax.trees.topology import chain_mask
 from specjax.types import Context, Draft, Drafter, Effort, KVCache, ModelParams, Params, Target
 
 # It has no weights of its own, but may be given a draft vocabulary.
@@ -115,20 +116,12 @@ def sharing_drafter(
             whole.length,
         )
 
-        def read(tokens, carry, depth: int, seen, cache: KVCache) -> Reading:
-            positions = jnp.broadcast_to(cache.length[:, None] + depth - 1, tokens.shape)
-            out = model.forward(weights, tokens, positions, seen, cache)
-            return Reading(out.logits, carry, out.cache)
-
         batch = len(keys)
         pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        own_node = jnp.ones((batch, 1, 1), bool)
-        start = read(pending, jnp.zeros((batch, 1, 0)), 1, own_node, own)
-        start = start._replace(cache=kv.commit(start.cache, jnp.ones((batch,), jnp.int32)))
-        if shape.is_chain and context.effort is None:
-            grown = grow_chain(read, shape, keys, context.warp, start)
-        else:
-            grown = grow(read, shape, keys, context.warp, start, context.effort)
+        out = model.forward(weights, pending, own.length[:, None], chain_mask(batch, 1), own)
+        read = kv.commit(out.cache, jnp.ones((batch,), jnp.int32))
+        start = Reading(out.logits, jnp.zeros((batch, 1, 0)), read)
+        grown = grow_model(model, weights, shape, keys, context, start)
         # Layer by layer, what was written and what was skipped; as long as it was.
         new = dict(zip(kept, zip(grown.cache.keys, grown.cache.values, strict=True), strict=True))
         old = enumerate(zip(whole.keys, whole.values, strict=True))

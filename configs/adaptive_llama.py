@@ -1,13 +1,14 @@
-"""Drafts as long as they pay, and none while they lose: EAGLE's chain on SmolLM2-135M-Instruct, adapted.
+"""Drafts as long as they pay, and none while they lose, for SmolLM2-135M-Instruct.
 
     python -m specjax.run --config=configs/adaptive_llama.py --workdir=runs/adaptive
 
-`costs` are those of a round with 1, 2, ... drafts in plain passes, as they were measured on two CPU cores
-with `drafter_dtype=int8`; a run of the inner drafter alone prints its own ("a pass costs ... plain ones"). A
-row whose drafts lose decodes plainly, at the cost of a plain pass, and tries again every `probe_every`
-rounds.
+As it stands the target's int8 copy drafts up to six tokens (configs/draft_model_llama.py:quantized). The
+argument "eagle" adapts EAGLE's chain, "ngram" prompt lookup.
 
-With the argument "ngram" it is prompt lookup that is adapted.
+`costs` are those of a round with 1, 2, ... drafts in plain passes, as they were measured on two CPU cores; a
+run of the inner drafter alone prints its own ("a pass costs ... plain ones"). `prior` is what is believed of
+the acceptance before anything was seen. A row whose drafts lose decodes plainly, at the cost of a plain pass,
+and tries again every `probe_every` rounds.
 """
 
 from ml_collections import ConfigDict
@@ -16,18 +17,24 @@ from specjax.config import run_config
 
 EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 3}
 NGRAM = {"name": "ngram", "draft_length": 4, "max_ngram": 3}
-# The inner drafter, what its rounds cost, and the type of its weights.
+QUANTIZED = {"name": "draft_model", "draft_length": 6}
+# The inner drafter, what its rounds cost, what is believed of it, and the type of its weights.
 VARIANTS = {
-    "eagle": (EAGLE, (1.08, 1.14, 1.20), "int8"),
-    "ngram": (NGRAM, (1.04, 1.08, 1.12, 1.16), None),
+    "quantized": (QUANTIZED, (1.6, 2.05, 2.5, 3.0, 3.45, 3.95), 0.9, "int8"),
+    "eagle": (EAGLE, (1.08, 1.14, 1.20), 0.35, "int8"),
+    "ngram": (NGRAM, (1.04, 1.08, 1.12, 1.16), 0.35, None),
 }
 
 
-def get_config(variant: str = "eagle") -> ConfigDict:
-    inner, costs, dtype = VARIANTS[variant]
+def get_config(variant: str = "quantized") -> ConfigDict:
+    inner, costs, prior, dtype = VARIANTS[variant]
     config = run_config()
-    config.drafter = {"name": "adaptive", "inner": inner, "costs": costs}
+    if inner is QUANTIZED:
+        inner = {**inner, "source": config.get_ref("target")}
+    config.drafter = {"name": "adaptive", "inner": inner, "costs": costs, "prior": prior}
     if dtype is not None:
         config.drafter_dtype = dtype
+    if variant == "eagle":
+        config.draft_vocab_size = 2048
     config.verify = "rejection"
     return config

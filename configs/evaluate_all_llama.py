@@ -5,8 +5,9 @@
 
 DIR holds Spec-Bench's question.jsonl. --config.prompts="('mt_bench', 'humaneval', 'gsm8k', 'alpaca',
 'cnn_dm')" takes the five sets of EAGLE's tables. Chains of 2 in int8 are what a pass over three tokens allows
-on a CPU; the trees show what the same heads accept where nodes cost nothing. What came out is in
-experiments/all_methods; the papers' tables set it beside theirs (python -m specjax.tables --results=DIR).
+on a CPU; the trees show what the same heads accept where nodes cost nothing. `quantized` drafts with the
+target itself in int8, `cascade` has EAGLE draft for that. What came out is in experiments/all_methods; the
+papers' tables set it beside theirs (python -m specjax.tables --results=DIR).
 """
 
 from typing import Any
@@ -30,34 +31,58 @@ def method(drafter: dict[str, Any], verify: str = "rejection", **cheaper: Any) -
 
 
 # What a draft costs on a CPU is mostly the weights that it reads; few drafts are lost by either.
-CHEAPER = {"drafter_dtype": "int8", "draft_vocab_size": 2048}
-NGRAM = {"name": "ngram", "draft_length": 4, "max_ngram": 3}
-METHODS = {
-    "prompt_lookup": method(NGRAM),
-    "suffix": method({"name": "suffix", "draft_length": 4, "num_nodes": 6}, verify="target_only"),
-    "lookahead": method(
-        {"name": "lookahead", "window": 5, "ngram": 4, "num_guesses": 5}, verify="target_only"
-    ),
-    "draft_model": method(zoo("draft_model", draft_length=2), **CHEAPER),
-    "medusa": method(zoo("medusa", draft_length=2), **CHEAPER),
-    "medusa_tree": method(zoo("medusa", **MEDUSA_TREE), verify="target_only"),
-    "eagle": method(zoo("eagle", draft_length=2), **CHEAPER),
-    "eagle_chain_4": method(zoo("eagle", draft_length=4), **CHEAPER),
-    "eagle_tree": method(zoo("eagle", **TREE), verify="target_only"),
-    "eagle3": method(zoo("eagle3", draft_length=2), **CHEAPER),
-    "eagle3_chain_4": method(zoo("eagle3", draft_length=4), **CHEAPER),
-    "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
-    "cascade": method(
-        {"name": "cascade", "source": "zoo:draft_model_smollm2", "draft_length": 3, "inner": NGRAM}, **CHEAPER
-    ),
-    "adaptive": method(
-        {"name": "adaptive", "inner": zoo("eagle3", draft_length=3), "costs": (1.13, 1.22, 1.33)}, **CHEAPER
-    ),
-}
+INT8 = {"drafter_dtype": "int8"}
+CHEAPER = {**INT8, "draft_vocab_size": 2048}
+
+
+def methods(target: Any) -> dict[str, dict[str, Any]]:
+    """All of them; three draft with `target` itself, its weights in int8."""
+    itself = {"source": target}
+    rounded = {"name": "draft_model", **itself}
+    return {
+        "prompt_lookup": method({"name": "ngram", "draft_length": 4, "max_ngram": 3}),
+        "suffix": method({"name": "suffix", "draft_length": 4, "num_nodes": 6}, verify="target_only"),
+        "jacobi": method({"name": "jacobi", "draft_length": 4}, verify="target_only"),
+        "lookahead": method(
+            {"name": "lookahead", "window": 5, "ngram": 4, "num_guesses": 5}, verify="target_only"
+        ),
+        "self_speculative": method({"name": "self_speculative", "draft_length": 3, "skip_layers": (3, 17)}),
+        "draft_model": method(zoo("draft_model", draft_length=2), **CHEAPER),
+        "medusa": method(zoo("medusa", draft_length=2), **CHEAPER),
+        "medusa_tree": method(zoo("medusa", **MEDUSA_TREE), verify="target_only"),
+        "eagle": method(zoo("eagle", draft_length=2), **CHEAPER),
+        "eagle_chain_4": method(zoo("eagle", draft_length=4), **CHEAPER),
+        "eagle_tree": method(zoo("eagle", **TREE), verify="target_only"),
+        "eagle3": method(zoo("eagle3", draft_length=2), **CHEAPER),
+        "eagle3_chain_4": method(zoo("eagle3", draft_length=4), **CHEAPER),
+        "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
+        "quantized": method({**rounded, "draft_length": 5}, **INT8),
+        "cascade": method(
+            {"name": "cascade", **itself, "draft_length": 8, "inner": zoo("eagle", draft_length=2)}, **INT8
+        ),
+        "adaptive": method(
+            {
+                "name": "adaptive",
+                "inner": {**rounded, "draft_length": 6},
+                "costs": (1.6, 2.05, 2.5, 3.0, 3.45, 3.95),
+                "prior": 0.9,
+            },
+            **INT8,
+        ),
+        "adaptive_eagle3": method(
+            {
+                "name": "adaptive",
+                "inner": zoo("eagle3", draft_length=3),
+                "costs": (1.08, 1.14, 1.2),
+                "prior": 0.35,
+            },
+            **CHEAPER,
+        ),
+    }
 
 
 def get_config() -> ConfigDict:
     config = run_config("evaluate")
-    config.methods = METHODS
+    config.methods = methods(config.get_ref("target"))
     config.prompts = ("spec_bench",)
     return config

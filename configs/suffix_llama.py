@@ -5,7 +5,8 @@
 Every earlier occurrence of the text's own ending says how it goes on, and a tree of the likeliest eight nodes
 is judged in one pass: 1.54 tokens a pass on Spec-Bench, where prompt lookup's chain of eight gives 1.47
 (experiments/suffix). Texts that repeat their input gain most, and free writing hardly anything. Fewer drafts
-where little matches, as in the paper: --config.drafter.nodes_per_match=1.0
+where little matches, as in the paper: --config.drafter.nodes_per_match=1.0. Outputs of earlier runs are
+searched too where they are named: --config.drafter.earlier="('runs/suffix/generations.jsonl',)"
 """
 
 from ml_collections import ConfigDict

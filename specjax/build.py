@@ -16,6 +16,7 @@ from specjax.build_learned import build_learned, is_learned
 from specjax.build_learned import export_drafter as export_drafter  # offered beside `build_drafter`
 from specjax.config import drafter_config, rule_options
 from specjax.data import token_counts
+from specjax.data.earlier_outputs import read_outputs
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError, nearest
 from specjax.models.functional import keep_layers, make_target
@@ -69,7 +70,8 @@ def _build(
     if is_learned(module, config):
         return build_learned(fields["name"], module, config, loaded, own_dtype, tokens)
     if not hasattr(config, "source"):
-        return module.build(config, loaded.target), _head(tokens, loaded.target, loaded.params)
+        weights = _head(tokens, loaded.target, loaded.params) | _earlier(config, loaded)
+        return module.build(config, loaded.target), weights
     target = loaded.target._replace(dtype=own_dtype)
     if config.source == loaded.source and own_dtype == loaded.target.dtype:
         every_layer = tuple(range(loaded.config.num_layers))
@@ -90,6 +92,14 @@ def _head(tokens: DraftTokens, model: Target, params: Params) -> Params:
     head = draft_vocab.complete({draft_vocab.TOKENS: tokens}, model, params)
     # Rows of a model in int8 are as exact in int8 as they were.
     return jax.device_put(quantize_products(head)) if model.dtype == jnp.int8 else head
+
+
+def _earlier(config: Any, loaded: LoadedTarget) -> Params:
+    """The earlier outputs that a drafter's config names, as its weights."""
+    if not getattr(config, "earlier", ()):
+        return {}
+    tokens = read_outputs(config.earlier, config.num_earlier, loaded.target.vocab_size)
+    return {"earlier": jax.device_put(tokens)}
 
 
 def _compose(

@@ -116,6 +116,7 @@ def match_lengths(tokens: Int[Array, "T"], length: Int[Array, ""], most: int) ->
     matched = jnp.zeros(size, jnp.int32)
     for back in range(most):
         start = most - back
-        run &= padded[start : start + size] == ending[start - 1]
+        # Where the text begins, so does its ending.
+        run &= (padded[start : start + size] == ending[start - 1]) & (ending[start - 1] != NO_TOKEN)
         matched += run
     return matched

@@ -1,6 +1,7 @@
 """Suffix decoding: a tree of what followed every earlier occurrence of the context's ending, by frequency.
 
-No weights, and nothing leaves the device (arXiv 2411.04975). The paper counts at one suffix length, that of
+No weights, and nothing leaves the device (arXiv 2411.04975). Occurrences are looked for in the context, and
+in earlier outputs where some are named. The paper counts at one suffix length, that of
 the tree which scores best, and drafts little where little matches. Here a pass has the same nodes anyway, so
 the counts of all lengths fill them: an occurrence weighs twice as much for every token more that it matches.
 """
@@ -18,11 +19,12 @@ from specjax.drafters.ngram import match_lengths
 from specjax.errors import ConfigError
 from specjax.proposals import MOST_NODES, Shape
 from specjax.trees import dynamic, static
-from specjax.types import NO_TOKEN, ROOT, Context, Draft, Drafter, ProposalLaw, Target
+from specjax.types import NO_TOKEN, ROOT, Context, Draft, Drafter, ModelParams, ProposalLaw, Target
 
 # Weights are powers of 2: with so many their float32 sums are exact, and no node outweighs its parent.
 LONGEST_SUFFIX = 16
 MOST_MATCHES = 256
+EARLIER = "earlier"  # the name of the earlier outputs' tokens among the weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,9 @@ class Config:
     Occurrences of suffixes of `min_suffix` to `max_suffix` tokens count, the `num_matches` longest of them,
     of equals the latest. Where the longest is p tokens, at most `nodes_per_match` * p nodes are drafted (the
     paper's alpha; None is no limit), and none that is less probable than `min_prob`.
+
+    `earlier` names outputs to search too, of which the last `num_earlier` tokens are kept: files of tokens,
+    folders of them, or the generations.jsonl of runs.
 
     Raises ConfigError on numbers that contradict each other.
     """
@@ -43,6 +48,8 @@ class Config:
     num_matches: int = 16
     nodes_per_match: float | None = None
     min_prob: float = 0.0
+    earlier: tuple[str, ...] = ()
+    num_earlier: int = 8192
 
     def __post_init__(self) -> None:
         if self.draft_length < 1:
@@ -66,6 +73,8 @@ class Config:
             )
         if not 0 <= self.min_prob < 1:
             raise ConfigError(f"min_prob is {self.min_prob}: give a number from 0 (no limit) to below 1")
+        if self.num_earlier < 1:
+            raise ConfigError(f"num_earlier is {self.num_earlier}: keep at least 1 token of earlier outputs")
 
     @property
     def shape(self) -> Shape:
@@ -83,12 +92,12 @@ EXAMPLES = {
 
 
 def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
-    """Point-mass trees; it has neither weights nor state."""
+    """Point-mass trees; it has no state, and no weights but the tokens of earlier outputs."""
     del target, architecture
 
-    def propose(params, keys, state, context: Context) -> tuple[Draft, Any]:
-        del params, keys
-        return lookup(context.tokens, context.length, config), state
+    def propose(params: ModelParams, keys, state, context: Context) -> tuple[Draft, Any]:
+        del keys
+        return lookup(context.tokens, context.length, config, params.drafter.get(EARLIER)), state
 
     return Drafter(
         init=lambda params, context, features, prompt_size: {},
@@ -100,12 +109,20 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     )
 
 
-def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], config: Config) -> Draft:
+def lookup(
+    tokens: Int[Array, "B T"],
+    length: Int[Array, "B"],
+    config: Config,
+    earlier: Int[Array, "E"] | None = None,
+) -> Draft:
     """The tree of each row's likeliest continuations; nodes for which there is none hold `NO_TOKEN`.
 
     A node's probability is the share of the occurrences' weight that follows its path: the product of the
-    conditional frequencies along it.
+    conditional frequencies along it. `earlier` texts are searched too; each ends with `NO_TOKEN`.
     """
+    if earlier is not None:
+        before = jnp.broadcast_to(earlier[None], (tokens.shape[0], *earlier.shape))
+        tokens, length = jnp.concatenate((before, tokens), axis=1), length + earlier.shape[0]
     found = jax.vmap(lambda row, size: _continuations(row, size, config))(tokens, length)
     tree = dynamic.start(tokens.shape[0])
 
@@ -162,6 +179,8 @@ def _continuations(tokens: Int[Array, "T"], length: Int[Array, ""], config: Conf
     weights = jnp.where(is_match, jnp.left_shift(1, matched), 0).astype(jnp.float32)
     probs = same.astype(jnp.float32) @ weights / jnp.maximum(weights.sum(), 1.0)
     stands = (first == number[None]) & is_match[None] & (probs >= config.min_prob)
+    # Earlier texts end.
+    stands &= jax.lax.associative_scan(jnp.logical_and, following != NO_TOKEN)
     parents = 1 + depth[:-1] * num_matches + first[:-1]
     parents = jnp.concatenate((jnp.full((1, num_matches), ROOT), parents))
     return _Continuations(

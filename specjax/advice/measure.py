@@ -1,11 +1,13 @@
 """What the advice rests on, measured on prompts of one's own: acceptance by depth, and what passes take.
 
-Drafters and plain decoding answer the prompts in turns (`specjax.tasks.evaluate`, in DIR/measured), then
-passes over 1 to 9 nodes take turns (DIR/passes.json). Both are kept: the same command goes on from them.
+Passes over 1 to 9, 16 and 32 nodes take turns (DIR/passes.json), then drafters and plain decoding answer the
+prompts in turns (`specjax.tasks.evaluate`, in DIR/measured), and so does every tree that may pay after that,
+in a folder of its own. All is kept: the same command goes on from it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import time
@@ -18,128 +20,72 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from specjax import zoo
 from specjax.advice import devices
-from specjax.advice.predict import Candidate, Costs, RelativeCost, calibrate
+from specjax.advice.candidates import AT_ONCE, HEADS, Fields, Question, candidates, tree_of
+from specjax.advice.predict import Candidate, Costs, RelativeCost, calibrate, predictions, promising_trees
 from specjax.analysis import memory, theory
 from specjax.build import build_drafter
-from specjax.checkpoints.names import flatten
 from specjax.config import Options, check_at_least_1, run_config, validate
 from specjax.data.prompts import Prompt
-from specjax.errors import ConfigError, nearest
 from specjax.eval import results
 from specjax.eval.compare import PLAIN
 from specjax.eval.timing import PARTS, ROUNDS
-from specjax.modules import find_module, module_names
 from specjax.targets import LoadedTarget, build_target
 from specjax.tasks import evaluate
 from specjax.tasks.compare import encode, load_tokenizer, tell
 from specjax.trees.topology import chain_mask
 
 MEASURED, PASSES, SIZES = "measured", "passes.json", "sizes.json"
-DRAFT_LENGTH = 4  # of the run that measures a drafter
-MOST_NODES = 9  # of a pass that is timed, so 8 drafts at most
-# The smallest tree that suffix decoding has.
-WITHOUT_WEIGHTS = {
-    "ngram": {"name": "ngram", "draft_length": DRAFT_LENGTH, "max_ngram": 3},
-    "suffix": {"name": "suffix", "draft_length": DRAFT_LENGTH, "num_nodes": DRAFT_LENGTH + 2},
-}
-AT_ONCE = ("medusa",)  # draft all depths at once, and none beyond their heads
-
-
-class Question(NamedTuple):
-    """What is asked: a command line's fields. `device` None is the machine at hand."""
-
-    target: str
-    prompts: str = "default"
-    prompts_path: str | None = None
-    num_prompts: int = 8
-    temperature: float = 0.0
-    max_new_tokens: int = 64
-    batch_size: int = 1
-    drafters: tuple[str, ...] = ()
-    device: str | None = None
-    dtype: str = "float32"
+LONGEST = 8  # chain that is considered
+TREES = (8, 16, 32)  # nodes that are considered
+TIMED = (*range(1, LONGEST + 2), *TREES[1:])  # nodes of the passes that are timed
+MOST_NODES = TIMED[-1]
 
 
 class Measured(NamedTuple):
-    """The candidates, the drafter's fields and rule of each, and the machine that the costs are of.
+    """The candidates, the fields of each one's method, and the machine that the costs are of.
 
     `prompts` are in the order of the candidates' rows; `cost_at` is v of any batch and nodes by a model.
+    `no_trees` says why no tree was measured, where one could have been.
     """
 
     candidates: tuple[Candidate, ...]
-    methods: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Fields]
     prompts: tuple[Prompt, ...]
     plain_seconds: float
     cost_at: RelativeCost | None
+    no_trees: str | None = None
 
 
-def candidates(names: Sequence[str], target: str) -> dict[str, dict[str, Any]]:
-    """The drafters' fields by name: ngram, suffix, the zoo's, all of the zoo's of a kind, or KIND=SOURCE.
+class Run(NamedTuple):
+    """A run of `specjax.tasks.evaluate`: its answers, and the seconds of a step's parts by method."""
 
-    Without names all that need no files of yours. ConfigError, with the nearest name, on an unknown one.
+    lines: Sequence[results.Line]
+    parts: Mapping[str, Mapping[str, float]]
+
+    def round_seconds(self, name: str) -> float:
+        """Seconds of a round, of whole batches: these go on until their last row has ended."""
+        seconds: dict[int, float] = {}
+        rounds: dict[int, int] = {}
+        for line in self.lines:
+            if line["method"] == name:
+                seconds[line["batch"]] = seconds.get(line["batch"], 0.0) + line["decode_seconds"]
+                rounds[line["batch"]] = max(rounds.get(line["batch"], 0), line["num_steps"])
+        return sum(seconds.values()) / sum(rounds.values())
+
+
+def evaluation(question: Question, methods: Mapping[str, Fields] | None = None) -> ConfigDict:
+    """The config of the run that measures methods, by default all candidates.
+
+    Raises ConfigError on whatever in the question cannot be measured.
     """
-    trained = {name: about for name in zoo.names() if (about := _about(name))["target"] == target}
-    known = [*WITHOUT_WEIGHTS, *trained]
-    found: dict[str, dict[str, Any]] = {}
-    for name in names or known:
-        kind, _, source = name.partition("=")
-        if source:
-            find_module("drafters", kind)
-            found[kind] = {"name": kind, "source": source, "draft_length": DRAFT_LENGTH}
-            continue
-        chosen = [n for n, about in trained.items() if name in (n, about["drafter"])]
-        if name in WITHOUT_WEIGHTS:
-            found[name] = dict(WITHOUT_WEIGHTS[name])
-        elif chosen:
-            found |= {n: _trained(n, trained[n]) for n in chosen}
-        elif name in zoo.names() or name in module_names("drafters"):
-            raise ConfigError(
-                f"the zoo has no '{name}' for the target '{target}': give its weights, {name}=FOLDER or "
-                f"{name}=hf:OWNER/NAME, or choose from {', '.join(known)}"
-            )
-        else:
-            raise ConfigError(
-                f"there is no drafter '{name}'{nearest(name, known)}: choose from {', '.join(known)}, or "
-                "KIND=SOURCE for weights of yours"
-            )
-    return found
-
-
-def _about(name: str) -> dict[str, Any]:
-    return json.loads((zoo.folder(zoo.PREFIX + name) / "config.json").read_text(encoding="utf-8"))
-
-
-def _trained(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    most = about["config"]["draft_length"] if about["drafter"] in AT_ONCE else DRAFT_LENGTH
-    length = min(DRAFT_LENGTH, most)
-    return {"name": about["drafter"], "source": zoo.PREFIX + name, "draft_length": length}
-
-
-def rule_of(drafter: Mapping[str, Any], temperature: float) -> str:
-    """The lossless rule to serve a drafter with: `block` never accepts less than `rejection`.
-
-    (arXiv 2403.10444.) At temperature 0 they are one.
-    """
-    if "num_nodes" in drafter:
-        return "target_only"
-    return "block" if temperature > 0 else "rejection"
-
-
-def evaluation(question: Question) -> ConfigDict:
-    """The config of the run that measures; ConfigError on whatever in the question cannot be measured."""
     config = run_config("evaluate")
     config.target, config.dtype = question.target, question.dtype
     config.prompts, config.prompts_path = (question.prompts,), question.prompts_path
     config.limit = question.num_prompts
     config.temperatures = (question.temperature,)
     config.batch_sizes, config.max_new_tokens = (question.batch_size,), (question.max_new_tokens,)
-    # Under `rejection` what a depth accepts does not depend on how many follow it.
-    config.methods = {
-        name: {"drafter": fields, "verify": "target_only" if "num_nodes" in fields else "rejection"}
-        for name, fields in candidates(question.drafters, question.target).items()
-    }
+    config.methods = candidates(question) if methods is None else methods
     check_at_least_1(config, ("limit",))
     validate(config)
     evaluate.load_sets(config)
@@ -148,55 +94,88 @@ def evaluation(question: Question) -> ConfigDict:
 
 def measure(question: Question, workdir: Path) -> Measured:
     """Measure what is not measured yet, and put it together; ConfigError before any long work."""
-    config = evaluation(question)
+    config, methods = evaluation(question), candidates(question)
     known = None if question.device is None else devices.find_device(question.device)
-    results.check_writable(workdir / MEASURED)
-    evaluate.run(Options(config, workdir / MEASURED, False))
     (prompts,) = evaluate.load_sets(config).values()
-    lines = _read(workdir / MEASURED / "generations.jsonl")
-    parts = {line["method"]: line["seconds"] for line in _read(workdir / MEASURED / "costs.jsonl")}
-    fields = {name: method.drafter.to_dict() for name, method in config.methods.items()}
     about = {"config": json.loads(config.to_json()), "environment": results.environment()}
-    batch, cost_at = question.batch_size, None
+    batch = question.batch_size
+    cost_at: RelativeCost | None = None
+    modelled: dict[str, Costs] = {}
+
+    @functools.cache
+    def load() -> LoadedTarget:
+        return build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
+
+    def run(config: ConfigDict, folder: str) -> Run:
+        own = workdir / folder
+        results.check_writable(own)
+        evaluate.run(Options(config, own, False), lambda asked: evaluate.load(asked, load()))
+        parts = {line["method"]: line["seconds"] for line in _read(own / evaluate.COSTS.lines)}
+        return Run(_read(own / results.GENERATIONS), parts)
+
     if known is None:
-        verify_costs = _kept(workdir / PASSES, about, lambda: time_passes(config, prompts))
-        plain = _round_seconds(lines, PLAIN)
+        about["nodes"] = list(TIMED)
+        timed = _kept(workdir / PASSES, about, lambda: time_passes(config, prompts, load()))
+        verify_costs = np.interp(range(1, MOST_NODES + 1), TIMED, timed).tolist()
+        chains = run(config, MEASURED)
+        plain = chains.round_seconds(PLAIN)
     else:
         about["dtype"] = known.dtype
-        sizes = _kept(workdir / SIZES, about, lambda: count_work(config, prompts, known.dtype))
-        work = theory.Work(*sizes["target"])
-        cost_at = devices.roofline(work, known.device, sizes["context"])
+        sizes = _kept(workdir / SIZES, about, lambda: count_work(config, prompts, load(), known.dtype))
+        work, context = theory.Work(*sizes["target"]), sizes["context"]
+        cost_at = devices.roofline(work, known.device, context)
         verify_costs = [cost_at(batch, nodes) for nodes in range(1, MOST_NODES + 1)]
-        plain = theory.pass_seconds(work, known.device, batch, 1, sizes["context"])
+        chains = run(config, MEASURED)
+        plain = theory.pass_seconds(work, known.device, batch, 1, context)
+        for name, draft in sizes["drafters"].items():
+            step = theory.pass_seconds(theory.Work(*draft), known.device, batch, 1, 0) if draft else 0.0
+            drafter = methods[name]["drafter"]
+            step /= drafter["draft_length"] if drafter["name"] in AT_ONCE else 1
+            modelled[name] = Costs(step / plain, tuple(verify_costs))
 
-    found = []
-    for name, drafter in fields.items():
-        candidate = _counted(lines, name, drafter)
-        depth, nodes = drafter["draft_length"], drafter.get("num_nodes", drafter["draft_length"] + 1)
-        if known is None:
-            whole = _round_seconds(lines, name) / plain
-            share = parts[name]["draft"] / sum(parts[name][part] for part in PARTS)
-            costs = calibrate(whole, share, depth, nodes, verify_costs)
-        else:
-            draft = sizes["drafters"][name]
-            step = 0.0
-            if draft is not None:
-                step = theory.pass_seconds(theory.Work(*draft), known.device, batch, 1, 0)
-            step /= depth if drafter["name"] in AT_ONCE else 1
-            costs = Costs(step / plain, tuple(verify_costs))
-            candidate = candidate._replace(prefill_seconds=0.0, compile_seconds=0.0)
-        found.append(candidate._replace(costs=costs))
-    return Measured(tuple(found), fields, tuple(prompts), plain, cost_at)
+    def candidate(found: Run, name: str, costs: Costs | None) -> Candidate:
+        """As it was counted, at these costs or at those of the run."""
+        drafter = methods[name]["drafter"]
+        counted = _counted(found.lines, name, drafter)
+        if costs is not None:
+            return counted._replace(costs=costs, prefill_seconds=0.0, compile_seconds=0.0)
+        return counted._replace(costs=_calibrated(found, name, drafter, verify_costs))
+
+    found = [candidate(chains, name, modelled.get(name)) for name in methods]
+    heads = [c for c in found if methods[c.name]["drafter"]["name"] in HEADS]
+    best = max(1.0, *(p.factor for c in found for p in predictions(c, plain, question.max_new_tokens)))
+    trees = promising_trees(heads, TREES, best)
+    for name, num_nodes in trees.items():
+        tree = f"{name}_tree_{num_nodes}"
+        methods[tree] = tree_of(methods[name], num_nodes)
+        own = run(evaluation(question, {tree: methods[tree]}), f"{MEASURED}_{tree}")
+        found.append(candidate(own, tree, modelled.get(name)))
+    no_trees = None
+    if heads and not trees:
+        prices = " and ".join(f"v({nodes}) = {verify_costs[nodes - 1]:.2f}" for nodes in TREES[1:])
+        no_trees = (
+            f"Trees of the heads were not measured: passes cost {prices} plain steps, and whatever siblings "
+            f"add, none is expected to gain more than the best of the others, {best:.2f}."
+        )
+    return Measured(tuple(found), methods, tuple(prompts), plain, cost_at, no_trees)
 
 
-def _counted(lines: Sequence[results.Line], name: str, drafter: Mapping[str, Any]) -> Candidate:
+def _calibrated(found: Run, name: str, drafter: Fields, verify_costs: Sequence[float]) -> Costs:
+    """The costs by which a round costs what it did in the run, beside plain decoding."""
+    depth, parts = drafter["draft_length"], found.parts[name]
+    share = parts["draft"] / sum(parts[part] for part in PARTS)
+    whole = found.round_seconds(name) / found.round_seconds(PLAIN)
+    return calibrate(whole, share, depth, drafter.get("num_nodes", depth + 1), verify_costs)
+
+
+def _counted(lines: Sequence[results.Line], name: str, drafter: Fields) -> Candidate:
     own, plain = ({line["row"]: line for line in lines if line["method"] == m} for m in (name, PLAIN))
 
     def beyond_plain(kind: str) -> list[float]:
         return [own[row][kind] - plain[row][kind] for row in own]
 
     depth, is_tree = drafter["draft_length"], "num_nodes" in drafter
-    fixed = (depth,) if is_tree else tuple(range(1, MOST_NODES))
+    fixed = (depth,) if is_tree else tuple(range(1, LONGEST + 1))
     return Candidate(
         name=name,
         num_steps=np.array([own[row]["num_steps"] for row in sorted(own)]),
@@ -209,21 +188,11 @@ def _counted(lines: Sequence[results.Line], name: str, drafter: Mapping[str, Any
     )
 
 
-def _round_seconds(lines: Sequence[results.Line], name: str) -> float:
-    """Seconds of a round, of whole batches: these go on until their last row has ended."""
-    seconds: dict[int, float] = {}
-    rounds: dict[int, int] = {}
-    for line in lines:
-        if line["method"] == name:
-            seconds[line["batch"]] = seconds.get(line["batch"], 0.0) + line["decode_seconds"]
-            rounds[line["batch"]] = max(rounds.get(line["batch"], 0), line["num_steps"])
-    return sum(seconds.values()) / sum(rounds.values())
-
-
-def time_passes(config: ConfigDict, prompts: Sequence[Prompt], num_rounds: int = ROUNDS) -> list[float]:
-    """v(N) for N = 1, ..., 9: medians of the ratios to N = 1 of the same round, all N taking turns."""
-    loaded, context = _load(config, prompts)
-    target, (batch,) = loaded.target, config.batch_sizes
+def time_passes(
+    config: ConfigDict, prompts: Sequence[Prompt], loaded: LoadedTarget, num_rounds: int = ROUNDS
+) -> list[float]:
+    """v(N) for the N of `TIMED`: medians of the ratios to N = 1 of the same round, all N taking turns."""
+    target, (batch,), context = loaded.target, config.batch_sizes, _context(config, prompts, loaded)
     cache = target.init_cache(batch, context + MOST_NODES)
     # What stands in the cache does not change the time.
     cache = cache._replace(length=jnp.full((batch,), context, jnp.int32))
@@ -240,32 +209,32 @@ def time_passes(config: ConfigDict, prompts: Sequence[Prompt], num_rounds: int =
         jax.block_until_ready(forward(loaded.params, tokens, cache))
         return time.perf_counter() - started
 
-    tell(f"timing passes over 1 to {MOST_NODES} nodes")
+    tell(f"timing passes over {TIMED[0]} to {MOST_NODES} nodes")
     # The first round compiles.
-    rounds = [[seconds(nodes) for nodes in range(1, MOST_NODES + 1)] for _ in range(num_rounds + 1)][1:]
-    costs = [statistics.median(r[i] / r[0] for r in rounds) for i in range(MOST_NODES)]
+    rounds = [[seconds(nodes) for nodes in TIMED] for _ in range(num_rounds + 1)][1:]
+    costs = [statistics.median(r[i] / r[0] for r in rounds) for i in range(len(TIMED))]
     # A pass does not get cheaper by more nodes; what says so is noise.
     return np.maximum.accumulate(costs).tolist()
 
 
-def count_work(config: ConfigDict, prompts: Sequence[Prompt], dtype: str) -> dict[str, Any]:
-    """What passes of the target and of every drafter read and compute with weights of `dtype`."""
-    loaded, context = _load(config, prompts)
+def count_work(
+    config: ConfigDict, prompts: Sequence[Prompt], loaded: LoadedTarget, dtype: str
+) -> dict[str, Any]:
+    """What passes of the target and of every drafter read and compute, weights in `dtype` or the method's."""
     unembedding = loaded.config.vocab_size * loaded.config.hidden_size
-    drafters = {
-        name: devices.draft_work(
-            flatten(build_drafter(method.drafter.to_dict(), loaded)[1]), unembedding, dtype
-        )
-        for name, method in config.methods.items()
-    }
+    drafters = {}
+    for name, method in config.methods.to_dict().items():
+        own, size = method.get("drafter_dtype"), method.get("draft_vocab_size")
+        _, weights = build_drafter(method["drafter"], loaded, own, size)
+        drafters[name] = devices.draft_work(weights, unembedding, own or dtype)
+    context = _context(config, prompts, loaded)
     return {"context": context, "target": memory.work(loaded.config, dtype), "drafters": drafters}
 
 
-def _load(config: ConfigDict, prompts: Sequence[Prompt]) -> tuple[LoadedTarget, int]:
-    """The target, and the tokens that stand in its cache in the middle of an answer to a usual prompt."""
-    loaded = build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
+def _context(config: ConfigDict, prompts: Sequence[Prompt], loaded: LoadedTarget) -> int:
+    """The tokens that stand in the target's cache in the middle of an answer to a usual prompt."""
     lengths = map(len, encode(prompts, load_tokenizer(loaded), config.chat))
-    return loaded, int(statistics.median(lengths)) + config.max_new_tokens[0] // 2
+    return int(statistics.median(lengths)) + config.max_new_tokens[0] // 2
 
 
 def _kept(path: Path, about: Mapping[str, Any], compute: Callable[[], Any]) -> Any:

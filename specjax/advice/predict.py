@@ -6,7 +6,7 @@ that all drafts up to there are accepted: nothing is assumed about how the accep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from specjax.analysis import theory
 from specjax.errors import ConfigError
+from specjax.trees import optimal
 
 RESAMPLES = 2000
 LEAST_GAIN = 0.02  # below which the trouble is not worth it
@@ -169,6 +170,25 @@ def predictions(candidate: Candidate, plain_seconds: float, new_tokens: int) -> 
         )
         for k in candidate.lengths
     ]
+
+
+def promising_trees(chains: Iterable[Candidate], sizes: Sequence[int], least: float) -> dict[str, int]:
+    """By a chain's name, the size of a tree in its place that could gain most, if that is over `least`.
+
+    A node's later choices are taken to be right as often as its first, up to always together, and levels to
+    cost what a chain's drafts do: both flatter trees.
+    """
+    found = {}
+    for chain in chains:
+        depth, costs = chain.accepted.shape[1], chain.costs
+        tried = chain.num_steps.sum() + chain.accepted[:, :-1].sum()
+        first = chain.accepted.sum() / tried
+        ranks = np.clip(1 - first * np.arange(max(sizes)), 0, first)
+        verify = {size: costs.verify_costs[size - 1] + costs.overhead for size in sizes}
+        best = optimal.best_budget(ranks, verify, costs.draft_cost, depth)
+        if best.factor > least:
+            found[chain.name] = best.num_nodes
+    return found
 
 
 def decide(found: Sequence[Prediction]) -> Advice:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.advice.candidates import WITHOUT_WEIGHTS, Fields, Question, weights_of
 from specjax.advice.check import MOST_ERROR, Checked, median_error
-from specjax.advice.measure import DRAFT_LENGTH, WITHOUT_WEIGHTS, Measured, Question, rule_of
+from specjax.advice.measure import Measured
 from specjax.advice.predict import MOST_BATCH, Advice, Candidate, Outlook, Prediction
 from specjax.advice.serving import Serving
 from specjax.analysis import plots
@@ -22,10 +23,11 @@ PICTURE = "speedup.png"
 
 
 class Answer(NamedTuple):
-    """All that the adviser says: the settings are those of the best method, also where it is not advised."""
+    """All that the adviser says: method and settings are those of the best, also where it is not advised."""
 
     question: Question
     advice: Advice
+    method: Fields
     predictions: list[Prediction]
     outlook: Outlook
     serving: Serving
@@ -37,14 +39,16 @@ def report(answer: Answer, measured: Measured) -> Report:
     for p in answer.predictions:
         if p.drafter not in best_of or p.answer_factor > best_of[p.drafter].answer_factor:
             best_of[p.drafter] = p
-    rows = [("plain", "0", "1.00", "1.00", "1.00x", "")] + [
+    rows = [("plain", "", "0", "1.00", "1.00", "1.00x", "", "1.00x")] + [
         (
             name,
+            weights_of(measured.methods[name]),
             str(p.draft_length) + (f" ({p.num_nodes} nodes)" if p.num_nodes > p.draft_length + 1 else ""),
             f"{p.tokens_per_pass:.2f}",
             f"{p.pass_cost:.2f}",
             f"{p.factor:.2f}x",
             interval(p.interval),
+            f"{p.answer_factor:.2f}x",
         )
         for name, p in best_of.items()
     ]
@@ -54,7 +58,10 @@ def report(answer: Answer, measured: Measured) -> Report:
         f"{q.target}: {len(measured.prompts)} prompts, temperature {q.temperature:g}, batch {q.batch_size}, "
         f"predicted from costs {where}"
     )
-    columns = ("drafter", "drafts", "tokens\nper pass", "cost of\na pass", "speed-up", "95 %\ninterval")
+    columns = (
+        *("drafter", "weights", "drafts"),
+        *("tokens\nper pass", "cost of\na pass", "speed-up", "95 %\ninterval", "with\nprefill"),
+    )
     best_candidate = next(c for c in measured.candidates if c.name == answer.advice.best.drafter)
     return Report([Table(title, columns, rows)], notes(answer, measured, best_candidate))
 
@@ -62,20 +69,22 @@ def report(answer: Answer, measured: Measured) -> Report:
 def notes(answer: Answer, measured: Measured, candidate: Candidate) -> list[str]:
     """The advice, why, what would change it, and how to follow it, a sentence or a setting each."""
     q, advice, best, serving = answer.question, answer.advice, answer.advice.best, answer.serving
-    drafter = measured.methods[best.drafter]
+    cheaper = weights_of(answer.method)
     shape = "a chain" if candidate.num_nodes is None else f"a tree of {candidate.num_nodes} nodes,"
-    what = f"{best.drafter}, {shape} {best.draft_length} deep"
+    what = best.drafter + (f" ({cheaper})" if cheaper else "") + f", {shape} {best.draft_length} deep"
     if advice.speculate:
         said = [
-            f"ADVICE: {what}, with the rule {rule_of(drafter, q.temperature)}: {advice.reason}.",
+            f"ADVICE: {what}, with the rule {answer.method['verify']}: {advice.reason}.",
             f"Expected: {best.factor:.2f} times plain decoding's speed ({interval(best.interval)}), and "
             f"{best.answer_factor:.2f} for {q.max_new_tokens} new tokens with the drafter's own prefill.",
         ]
     else:
         said = [f"ADVICE: plain decoding: {advice.reason}. The best of the others is {what}."]
-    said += [_why(best, candidate), *_changes(answer, candidate, drafter)]
-    if best.draft_length > candidate.accepted.shape[1]:
-        said.append(f"Only {DRAFT_LENGTH} drafts were measured: those beyond are taken to be like the last.")
+    said += [_why(best, candidate), *_changes(answer, candidate)]
+    if best.draft_length > (measured_length := candidate.accepted.shape[1]):
+        said.append(f"Only {measured_length} drafts were measured, and those beyond are taken as the last.")
+    if measured.no_trees:
+        said.append(measured.no_trees)
     if q.device:
         said.append(f"The costs are a model's, in which kernels reach {q.device}'s roof: expect less.")
     if not advice.speculate:
@@ -105,11 +114,11 @@ def _why(best: Prediction, candidate: Candidate) -> str:
     )
 
 
-def _changes(answer: Answer, candidate: Candidate, drafter: Mapping[str, Any]) -> list[str]:
+def _changes(answer: Answer, candidate: Candidate) -> list[str]:
     """What would change the advice: acceptance, batch, temperature, the length of answers."""
-    view = answer.outlook
+    view, drafter = answer.outlook, answer.method["drafter"]
     needed, batch = view.break_even_acceptance, view.break_even_batch
-    is_certain = drafter["name"] in WITHOUT_WEIGHTS
+    is_certain = drafter["name"] in WITHOUT_WEIGHTS or "num_nodes" in drafter
     said = [
         f"Acceptance: {view.acceptance:.2f} (one number for all depths); "
         + ("none is enough at these costs." if needed is None else f"it breaks even at {needed:.2f}."),
@@ -162,9 +171,7 @@ def as_json(answer: Answer, measured: Measured) -> dict[str, Any]:
         "advice": {
             "method": best.drafter if answer.advice.speculate else "plain",
             "draft_length": best.draft_length if answer.advice.speculate else 0,
-            "rule": rule_of(measured.methods[best.drafter], answer.question.temperature)
-            if answer.advice.speculate
-            else None,
+            "rule": answer.method["verify"] if answer.advice.speculate else None,
             "reason": answer.advice.reason,
         },
         "best": best._asdict(),

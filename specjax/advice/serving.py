@@ -1,7 +1,7 @@
 """The advice as settings: of vLLM, of SGLang, and of specjax itself.
 
 Option names are those of vLLM's `SpeculativeConfig` and of SGLang's speculative decoding guide, both of 2026.
-Neither serves static trees of these drafters, so theirs are chains of the same length.
+vLLM's are chains throughout, and SGLang grows trees as EAGLE-2 does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax import zoo
+from specjax.advice.candidates import weights_of
 from specjax.checkpoints.drafters_files import HUB
 
 EXPORTED = "EXPORTED_DRAFTER"
@@ -31,15 +32,13 @@ class Serving(NamedTuple):
 
 
 def serving(
-    target: str,
-    drafter: Mapping[str, Any],
-    rule: str,
-    temperature: float,
-    round_costs: Sequence[float],
+    target: str, method: Mapping[str, Any], temperature: float, round_costs: Sequence[float]
 ) -> Serving:
-    """The settings for a drafter with these fields, whose rounds of 1, 2, ... drafts cost `round_costs`."""
-    name, length = drafter["name"], drafter["draft_length"]
-    drafter = {"name": name, **drafter}  # its name first
+    """The settings for a method with these fields, whose rounds of 1, 2, ... drafts cost `round_costs`."""
+    drafter = {"name": method["drafter"]["name"], **method["drafter"]}  # its name first
+    name, length, cheaper = drafter["name"], drafter["draft_length"], weights_of(method)
+    is_copy = drafter.get("source") == target and bool(cheaper)
+    what = f"the target ({cheaper}) as its own drafter" if is_copy else f"'{name}'"
     notes = []
     model = None
     if drafter.get("source") is not None:
@@ -50,11 +49,17 @@ def serving(
                 f"{EXPORTED} is a folder to which specjax.build.export_drafter writes {drafter['source']} in "
                 "its published format."
             )
-    if name not in VLLM:
-        notes.append(f"vLLM has no counterpart of '{name}'.")
-    if name not in ALGORITHMS and name != "ngram":
+    vllm = None if is_copy or name not in VLLM else _vllm(drafter, model, temperature)
+    sglang = None if is_copy else _sglang(drafter, model)
+    if vllm is None:
+        notes.append(f"vLLM has no counterpart of {what}.")
+    elif "branching" in drafter:
+        notes.append("vLLM drafts chains of the same length, which accept less than the tree.")
+    if sglang is None:
         close = "; the nearest is --speculative-algorithm NGRAM" if name == "suffix" else ""
-        notes.append(f"SGLang has no counterpart of '{name}'{close}.")
+        notes.append(f"SGLang has no counterpart of {what}{close}.")
+    if cheaper and (vllm or sglang):
+        notes.append(f"What makes the drafter cheaper here ({cheaper}) is not in the settings of the others.")
     if name == "ngram":
         notes.append("SGLang's NGRAM looks in a cache of all requests, on CUDA only: it may accept more.")
     if name == "suffix":
@@ -62,10 +67,10 @@ def serving(
     costs = tuple(round(float(cost), 3) for cost in round_costs[:length])
     adaptive = {"name": "adaptive", "inner": drafter, "costs": costs}
     return Serving(
-        vllm=_vllm(drafter, model, temperature) if name in VLLM else None,
-        sglang=_sglang(drafter, model),
-        specjax=_command(target, drafter, rule, temperature),
-        adaptive=_command(target, adaptive, rule, temperature),
+        vllm=vllm,
+        sglang=sglang,
+        specjax=_command(target, {**method, "drafter": drafter}, temperature),
+        adaptive=_command(target, {**method, "drafter": adaptive}, temperature),
         notes=tuple(notes),
     )
 
@@ -92,7 +97,8 @@ def _vllm(drafter: Mapping[str, Any], model: str | None, temperature: float) -> 
 
 def _sglang(drafter: Mapping[str, Any], model: str | None) -> str | None:
     name, length = drafter["name"], drafter["draft_length"]
-    nodes = f"--speculative-num-draft-tokens {length + 1}"  # the pending token is one of them
+    # The pending token is one of them.
+    nodes = f"--speculative-num-draft-tokens {drafter.get('num_nodes', length + 1)}"
     if name == "ngram":
         largest, smallest = drafter["max_ngram"], drafter.get("min_ngram", 1)
         return (
@@ -104,13 +110,13 @@ def _sglang(drafter: Mapping[str, Any], model: str | None) -> str | None:
     path = f"--speculative-draft-model-path {shlex.quote(str(model))}"
     return (
         f"--speculative-algorithm {ALGORITHMS[name]} {path} --speculative-num-steps {length} "
-        f"--speculative-eagle-topk 1 {nodes}"
+        f"--speculative-eagle-topk {max(drafter.get('branching', (1,)))} {nodes}"
     )
 
 
-def _command(target: str, drafter: Mapping[str, Any], rule: str, temperature: float) -> str:
-    flags = {"target": target, "drafter": drafter, "verify": rule, "temperature": f"{temperature:g}"}
-    given = [f"--config.{name}={_quoted(str(value))}" for name, value in flags.items()]
+def _command(target: str, method: Mapping[str, Any], temperature: float) -> str:
+    fields = {"target": target, **method, "temperature": f"{temperature:g}"}
+    given = [f"--config.{name}={_quoted(str(value))}" for name, value in fields.items()]
     fixed = "python -m specjax.run --config=configs/ngram_llama.py --workdir=runs/advised"
     return " ".join([fixed, *given])
 

@@ -48,6 +48,15 @@ class Programs:
         self._prefill: dict[tuple[int, ...], jax.stages.Compiled] = {}
         self._generate: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
+    def __len__(self) -> int:
+        """The number of programs that are kept."""
+        return len(self._prefill) + len(self._generate)
+
+    def forget(self) -> None:
+        """Keep none of the programs: what comes is compiled anew."""
+        self._prefill.clear()
+        self._generate.clear()
+
     def knows(self, inputs: Inputs) -> bool:
         """Whether nothing would have to be compiled for `inputs`."""
         return (*inputs.tokens.shape, inputs.prompt_size) in self._prefill

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from specjax.analysis import theory
-from specjax.build import build_on, build_target, build_verify
+from specjax.build import LoadedTarget, build_on, build_target, build_verify
 from specjax.config import Field, Options, check_at_least_1, check_seed, check_type
 from specjax.data.prompts import PROMPT_SETS, PUBLISHED, Prompt, load_prompts
 from specjax.data.tokenizer import Tokenizer
@@ -39,6 +39,7 @@ from specjax.tasks.compare import Message, encode_chat, user
 from specjax.types import ModelParams, Params
 
 COSTS = results.Files("costs.partial.jsonl", "costs.jsonl", results.SUMMARY, results.TABLE)
+MOST_PROGRAMS = 120  # kept: one of 30 layers takes some 250 of the 65530 maps that Linux allows
 AXES = ("temperatures", "batch_sizes", "max_new_tokens", "prompts")
 NEEDED = ("drafter", "verify")
 WANTED = ("verify_options", "drafter_dtype", "draft_vocab_size", "draft_vocab_from")
@@ -99,6 +100,12 @@ class Engine(NamedTuple):
     programs: dict[str, Programs]
     parts: dict[str, Parts]
 
+    def make_room(self) -> None:
+        """Forget what was compiled where it is much: a process may map only so many pieces of memory."""
+        if sum(map(len, self.programs.values())) > MOST_PROGRAMS:
+            for program in self.programs.values():
+                program.forget()
+
 
 def validate(config: ConfigDict) -> None:
     """Check the values of the fields; ConfigError names the field and the remedy."""
@@ -139,8 +146,11 @@ def _check_method(name: str, fields: ConfigDict, config: ConfigDict) -> None:
         raise ConfigError(f"methods.{name}: {error}") from error
 
 
-def run(options: Options) -> int:
-    """Evaluate all methods in all sections, print the tables, and return 0."""
+def run(options: Options, load_engine: Callable[[ConfigDict], Engine] | None = None) -> int:
+    """Evaluate all methods in all sections, print the tables, and return 0.
+
+    Where answers are missing, the methods are those of `load_engine`, by default `load`.
+    """
     config, workdir, stream = options
     if stream:
         raise ConfigError("--stream shows the text of one method, and here are several: leave it out")
@@ -159,7 +169,8 @@ def run(options: Options) -> int:
     if finished:
         compare.tell(f"{len(finished)} of {len(pieces)} batches were finished before, in {workdir}")
     if len(lines) < sum(expected.values()) or len(costs) < len(sections) * len(names):
-        _decode(config, workdir, sections, pieces, lines, costs)
+        compare.tell(f"loading {config.target}")
+        _decode((load_engine or load)(config), config, workdir, sections, pieces, lines, costs)
 
     rules = {name: build_verify(f.verify, f.get("verify_options", {})) for name, f in config.methods.items()}
     lossless = {PLAIN: True} | {name: rule.lossless for name, rule in rules.items()}
@@ -219,9 +230,10 @@ def plan(config: ConfigDict, sets: Mapping[str, Sequence[Prompt]]) -> tuple[list
     return sections, pieces
 
 
-def load(config: ConfigDict) -> Engine:
-    """The target, once, and all methods; drafters with equal weights share them."""
-    loaded = build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
+def load(config: ConfigDict, loaded: LoadedTarget | None = None) -> Engine:
+    """The target, once, or as it was `loaded`, and all methods; drafters with equal weights share them."""
+    if loaded is None:
+        loaded = build_target(config.target, jnp.dtype(config.dtype), config.stacked_layers)
     tokenizer = compare.load_tokenizer(loaded)
     methods = {PLAIN: (Method(loaded.target), ModelParams(loaded.params, {}))}
     for name, fields in config.methods.items():
@@ -244,6 +256,7 @@ def _equal(one: Params, other: Params) -> bool:
 
 
 def _decode(
+    engine: Engine,
     config: ConfigDict,
     workdir: Path,
     sections: Sequence[Section],
@@ -252,8 +265,6 @@ def _decode(
     costs: list[results.Line],
 ) -> None:
     """Add to `lines` and `costs` what is missing in them, keeping each batch as it is finished."""
-    compare.tell(f"loading {config.target}")
-    engine = load(config)
     finished, measured = ({line["batch"] for line in kept} for kept in (lines, costs))
     todo = {number: piece for number, piece in enumerate(pieces) if number not in finished}
     for piece in todo.values():
@@ -263,6 +274,7 @@ def _decode(
     with Progress(total, done, Console(stderr=True), "answers") as progress:
         for place, section in enumerate(sections):
             for number in (n for n, piece in todo.items() if piece.section == section):
+                engine.make_room()
                 new = _converse(engine, config, number, pieces[number], progress.status)
                 results.append(workdir, new)
                 lines += new
@@ -273,6 +285,8 @@ def _decode(
                 new = _measure(engine, config, place, section, own)
                 results.append(workdir, new, COSTS)
                 costs += new
+                # The parts of a step are many programs, and the next section has other shapes.
+                jax.clear_caches()
 
 
 def _settings(config: ConfigDict, section: Section, tokenizer: Tokenizer) -> Settings:

@@ -56,7 +56,7 @@ def methods(target: Any) -> dict[str, dict[str, Any]]:
         "eagle3": method(zoo("eagle3", draft_length=2), **CHEAPER),
         "eagle3_chain_4": method(zoo("eagle3", draft_length=4), **CHEAPER),
         "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
-        "quantized": method({**rounded, "draft_length": 5}, **INT8),
+        "quantized": method({**rounded, "draft_length": 5, "share_cache": True}, **INT8),
         "cascade": method(
             {"name": "cascade", **itself, "draft_length": 8, "inner": zoo("eagle", draft_length=2)}, **INT8
         ),

@@ -3,8 +3,10 @@
     python -m specjax.run --config=configs/medusa_llama.py --workdir=runs/medusa
 
 As it stands the target is SmolLM2-135M-Instruct and the heads are the zoo's, whose card says how they were
-trained and how good they are (specjax.zoo.card("medusa_smollm2")). The tree keeps the best 32 nodes of the
-product of the heads' likeliest tokens, three levels deep. Published pairs go by name, on an accelerator:
+trained and how good they are (specjax.zoo.card("medusa_smollm2")). Their tree has the 32 nodes of which each
+head's choices were right most often (section 2.3.3; experiments/medusa_tree). The argument "dynamic" keeps
+in each pass the likeliest 32 of three levels instead, as do published pairs, which go by name, on an
+accelerator:
 
     python -m specjax.run --config=configs/medusa_llama.py:vicuna_7b --workdir=runs/medusa_vicuna \
         --config.target=FOLDER --config.dtype=bfloat16 --config.stacked_layers
@@ -13,13 +15,20 @@ Vicuna is a pickle: FOLDER holds it converted to safetensors, with "rope_theta":
 The heads are one too, which PyTorch reads. Medusa's own, lossy rule is --config.verify=typical.
 """
 
+import json
+from pathlib import Path
+
 from ml_collections import ConfigDict
 
 from specjax.config import run_config
+from specjax.trees import static
 
+MEASURED = Path(__file__).parent.parent / "experiments" / "medusa_tree" / "accuracies.json"
+NUM_NODES = 32
 # Target and heads; None is the default target.
 VARIANTS = {
     "smollm2": (None, "zoo:medusa_smollm2"),
+    "dynamic": (None, "zoo:medusa_smollm2"),
     "vicuna_7b": ("hf:lmsys/vicuna-7b-v1.3", "hf:FasterDecoding/medusa-vicuna-7b-v1.3"),
     "vicuna_13b": ("hf:lmsys/vicuna-13b-v1.3", "hf:FasterDecoding/medusa-vicuna-13b-v1.3"),
     "vicuna_33b": ("hf:lmsys/vicuna-33b-v1.3", "hf:FasterDecoding/medusa-vicuna-33b-v1.3"),
@@ -30,13 +39,11 @@ def get_config(variant: str = "smollm2") -> ConfigDict:
     target, source = VARIANTS[variant]
     config = run_config()
     config.target = target or config.target
-    config.drafter = {
-        "name": "medusa",
-        "source": source,
-        "draft_length": 3,
-        "branching": (8,) * 3,
-        "num_nodes": 32,
-        "proposal": "point_mass",
-    }
+    if variant == "smollm2":
+        tree = static.sparse(json.loads(MEASURED.read_text())["accuracies"], NUM_NODES)
+        shape = {"draft_length": tree.max_depth, "paths": tree.paths[1:]}
+    else:
+        shape = {"draft_length": 3, "branching": (8,) * 3, "num_nodes": NUM_NODES}
+    config.drafter = {"name": "medusa", "source": source, "proposal": "point_mass", **shape}
     config.verify = "target_only"
     return config

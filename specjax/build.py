@@ -202,11 +202,13 @@ def drafter_dtype(fields: Mapping[str, Any], dtype: str | None, target_dtype: An
             "leave it out"
         )
     computing = activation_dtype(target_dtype)
-    if is_learned(module, config) and activation_dtype(jnp.dtype(dtype)) != computing:
+    shares = is_learned(module, config) or getattr(config, "share_cache", False)
+    if shares and activation_dtype(jnp.dtype(dtype)) != computing:
         fitting = [name for name in DTYPES if activation_dtype(jnp.dtype(name)) == computing]
         raise ConfigError(
             f"drafter_dtype is '{dtype}' and the target computes in {computing}, which a drafter that shares "
-            f"its embedding must too: choose one of {', '.join(fitting)}, or another dtype for the target"
+            f"its embedding or cache must too: choose one of {', '.join(fitting)}, or another dtype for the "
+            "target"
         )
     return jnp.dtype(dtype)
 

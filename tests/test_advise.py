@@ -546,7 +546,7 @@ def test_methods_by_name() -> None:
     assert list(candidates(Question("another"))) == ["ngram", "suffix", "quantized"]
     eagle = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 4}
     assert everything["eagle_smollm2"] == {"drafter": eagle, "verify": "rejection", **CHEAPER}
-    itself = {"name": "draft_model", "source": SMOLLM2, "draft_length": 5}
+    itself = {"name": "draft_model", "source": SMOLLM2, "share_cache": True, "draft_length": 5}
     assert everything["quantized"] == {"drafter": itself, "verify": "rejection", **INT8}
     assert everything["ngram"].keys() == {"drafter", "verify"}
     assert list(candidates(Question(SMOLLM2, drafters=("eagle",)))) == ["eagle_smollm2"]
@@ -715,7 +715,8 @@ def test_settings_are_compared_with_the_same_weights(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     speedups = {5: factors_of(finished, "quantized")[5]}
-    drafter = {"name": "draft_model", "source": str(experiment / "target"), **shape}
+    source = str(experiment / "target")
+    drafter = {"name": "draft_model", "source": source, "share_cache": True, **shape}
     sweep = write_sweep(tmp_path / "sweep", experiment, "others.txt", speedups, drafter=drafter, **cheaper)
     exit_code = advise.main(arguments(experiment, "finished", check=sweep))
     said = capsys.readouterr()

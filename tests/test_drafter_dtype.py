@@ -134,6 +134,34 @@ def test_complete_model_in_another_type_than_the_target(
     assert text_of(loaded, drafter, weights) == greedy_text
 
 
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_the_target_as_drafter_can_read_the_targets_cache(
+    folder: Path, loaded: build.LoadedTarget, greedy_text: list[list[int]], dtype: str | None
+) -> None:
+    fields = {"name": "draft_model", "source": str(folder), "draft_length": 3, "share_cache": True}
+    drafter, weights = build.build_drafter(fields, loaded, dtype)
+    method, params, request, state = begin(loaded, drafter, weights)
+    assert state.draft_state == {}  # no cache of its own, and no prompt was read
+    state, stats = generate(method, params, request, state)
+    assert new_tokens(state, PROMPTS) == greedy_text
+    steps = stats.num_steps.tolist()
+    if dtype is None:
+        assert steps == [3, 3], "the very same model is right every time"
+    assert max(steps) < 8, "most drafts are right"
+
+
+def test_only_the_target_itself_can_read_its_cache(
+    folder: Path, loaded: build.LoadedTarget, tmp_path: Path
+) -> None:
+    other = write_model(tmp_path / "other", num_layers=1)
+    fields = {"name": "draft_model", "source": str(other), "draft_length": 2, "share_cache": True}
+    with pytest.raises(ConfigError, match="share_cache is for the target's own architecture"):
+        build.build_drafter(fields, loaded)
+    fields["source"] = str(folder)
+    with pytest.raises(ConfigError, match="its embedding or cache must too"):
+        build.build_drafter(fields, loaded, "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("fields", "dtype", "target_dtype", "named"),
     [

@@ -24,7 +24,7 @@ WITHOUT_WEIGHTS = {
 }
 AT_ONCE = ("medusa",)  # draft all depths at once, and none beyond their heads
 HEADS = ("eagle", "eagle3", "medusa")  # draft from the target's states: a tree costs no more passes
-QUANTIZED = "quantized"  # the target itself drafts, its weights in int8
+QUANTIZED = "quantized"  # the target itself drafts, its weights in int8, in its own cache
 INT8 = "int8"
 DRAFTED_TOKENS = 2048  # of the zoo's drafters in int8; the package has counted the tokens of their targets
 TREE_WIDTH = 8  # children that a node has before the best nodes are chosen
@@ -74,7 +74,8 @@ def candidates(question: Question) -> dict[str, Fields]:
             found[name] = _method(WITHOUT_WEIGHTS[name])
         elif name == QUANTIZED and name in known:
             # Nearly always right, it is worth longer drafts.
-            drafter = {"name": "draft_model", "source": target, "draft_length": DRAFT_LENGTH + 1}
+            drafter = {"name": "draft_model", "source": target, "share_cache": True}
+            drafter["draft_length"] = DRAFT_LENGTH + 1
             found[name] = _method(drafter, drafter_dtype=INT8)
         elif chosen:
             tokens = DRAFTED_TOKENS if weights == INT8 else None

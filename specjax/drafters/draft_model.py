@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +52,14 @@ CATCH_UP = 4  # tokens that a pass reads of a text that came without this drafte
 
 @dataclasses.dataclass(frozen=True)
 class Config(TreeConfig):
-    """Drafts of the model that `source` names: a complete one, a folder of learned weights, or the zoo's."""
+    """Drafts of the model that `source` names: a complete one, a folder of learned weights, or the zoo's.
+
+    Where that is the target itself in another type, it can read the target's keys and values (`share_cache`):
+    then it keeps no cache and reads no prompt.
+    """
 
     source: str | None = None
+    share_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +94,23 @@ EXAMPLES = {
 def build(config: Config, target: Target, architecture: LlamaConfig | None = None) -> Drafter:
     """Drafts of a complete model of the given architecture, or of a learned one between the target's ends.
 
-    Raises ConfigError where the vocabularies differ, or the target has no ends to share.
+    Raises ConfigError where the vocabularies differ, or the target has no ends or no cache to share.
     """
+    if config.share_cache and architecture != target.config:
+        raise ConfigError(
+            f"share_cache is for the target's own architecture, and the draft model '{config.source}' has "
+            "another: leave it out"
+        )
     if architecture is None:
         return learned_drafter(target, config.shape)
     model = complete_target(config.source, architecture, target)
-    return model_drafter(model, lambda params: params.drafter, config.shape)
+
+    def weights_of(params: ModelParams) -> Params:
+        return params.drafter
+
+    if config.share_cache:
+        return sharing_drafter(tuple(range(architecture.num_layers)), model, weights_of, config.shape)
+    return model_drafter(model, weights_of, config.shape)
 
 
 def complete_target(source: str | None, architecture: LlamaConfig, target: Target) -> Target:
@@ -303,4 +319,49 @@ def model_drafter(model: Target, weights_of: Callable[[ModelParams], Params], sh
         max_depth=shape.max_depth,
         law=shape.law,
         resume=resume,
+    )
+
+
+def sharing_drafter(
+    kept: tuple[int, ...], model: Target, weights_of: Callable[[ModelParams], Params], shape: Shape
+) -> Drafter:
+    """Drafts of `model`, the `kept` layers of the target, in the target's cache; it has no state.
+
+    What it writes there, the verifying pass writes over. Raises ConfigError where the layers are stacked.
+    """
+
+    def propose(
+        params: ModelParams, keys: Key[Array, "B"], state: Any, context: Context
+    ) -> tuple[Draft, KVCache]:
+        del state
+        whole, weights = context.cache, weights_of(params)
+        assert whole is not None
+        if not isinstance(whole.keys, tuple):
+            raise ConfigError("share_cache needs layers with a cache each: leave out stacked_layers")
+        own = KVCache(
+            tuple(whole.keys[layer] for layer in kept),
+            tuple(whole.values[layer] for layer in kept),
+            whole.length,
+        )
+
+        batch = len(keys)
+        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        out = model.forward(weights, pending, own.length[:, None], chain_mask(batch, 1), own)
+        read = kv.commit(out.cache, jnp.ones((batch,), jnp.int32))
+        start = Reading(out.logits, jnp.zeros((batch, 1, 0)), read)
+        grown = grow_model(model, weights, shape, keys, context, start)
+        # Layer by layer, what was written and what was skipped; as long as it was.
+        new = dict(zip(kept, zip(grown.cache.keys, grown.cache.values, strict=True), strict=True))
+        old = enumerate(zip(whole.keys, whole.values, strict=True))
+        all_keys, all_values = zip(*(new.get(layer, slots) for layer, slots in old), strict=True)
+        return grown.draft, KVCache(all_keys, all_values, whole.length)
+
+    return Drafter(
+        init=lambda params, context, features, prompt_size: {},
+        propose=propose,
+        observe=lambda params, state, draft, verdict, context, features: {},
+        num_nodes=shape.num_nodes,
+        max_depth=shape.max_depth,
+        law=shape.law,
+        written=lambda state: state,
     )

@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Key
 
-from specjax import cache as kv
 from specjax import draft_vocab
-from specjax.drafters.draft_model import grow_model, model_drafter
+from specjax.drafters.draft_model import model_drafter, sharing_drafter
 from specjax.errors import ConfigError
-from specjax.growth import Reading
 from specjax.models.functional import keep_layers, make_target
-from specjax.proposals import Shape, TreeConfig
-from specjax.trees.topology import chain_mask
-from specjax.types import Context, Draft, Drafter, Effort, KVCache, ModelParams, Params, Target
+from specjax.proposals import TreeConfig
+from specjax.types import Context, Drafter, Effort, ModelParams, Params, Target
 
 # It has no weights of its own, but may be given a draft vocabulary.
 TAKES_DRAFT_VOCAB = True
@@ -92,51 +87,6 @@ def build(config: Config, target: Target, architecture: Any = None) -> Drafter:
     make = functools.partial(sharing_drafter, kept) if config.share_cache else model_drafter
     drafter = make(model, weights_of, config.shape)
     return while_sure(drafter, config.confidence) if config.confidence else drafter
-
-
-def sharing_drafter(
-    kept: tuple[int, ...], model: Target, weights_of: Callable[[ModelParams], Params], shape: Shape
-) -> Drafter:
-    """Drafts of `model`, the `kept` layers of the target, in the target's cache; it has no state.
-
-    What it writes there, the verifying pass writes over. Raises ConfigError where the layers are stacked.
-    """
-
-    def propose(
-        params: ModelParams, keys: Key[Array, "B"], state: Any, context: Context
-    ) -> tuple[Draft, KVCache]:
-        del state
-        whole, weights = context.cache, weights_of(params)
-        assert whole is not None
-        if not isinstance(whole.keys, tuple):
-            raise ConfigError("share_cache needs layers with a cache each: leave out stacked_layers")
-        own = KVCache(
-            tuple(whole.keys[layer] for layer in kept),
-            tuple(whole.values[layer] for layer in kept),
-            whole.length,
-        )
-
-        batch = len(keys)
-        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        out = model.forward(weights, pending, own.length[:, None], chain_mask(batch, 1), own)
-        read = kv.commit(out.cache, jnp.ones((batch,), jnp.int32))
-        start = Reading(out.logits, jnp.zeros((batch, 1, 0)), read)
-        grown = grow_model(model, weights, shape, keys, context, start)
-        # Layer by layer, what was written and what was skipped; as long as it was.
-        new = dict(zip(kept, zip(grown.cache.keys, grown.cache.values, strict=True), strict=True))
-        old = enumerate(zip(whole.keys, whole.values, strict=True))
-        all_keys, all_values = zip(*(new.get(layer, slots) for layer, slots in old), strict=True)
-        return grown.draft, KVCache(all_keys, all_values, whole.length)
-
-    return Drafter(
-        init=lambda params, context, features, prompt_size: {},
-        propose=propose,
-        observe=lambda params, state, draft, verdict, context, features: {},
-        num_nodes=shape.num_nodes,
-        max_depth=shape.max_depth,
-        law=shape.law,
-        written=lambda state: state,
-    )
 
 
 def layers_left(skip_layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:

@@ -77,11 +77,12 @@ def _cut(probs: Float[Array, "B N V"], warp: Warp) -> Float[Array, "B N V"]:
     """
     floor, is_known = _floor_among_best(probs, warp)
     kept = jnp.where(probs >= floor[..., None], probs, 0.0)
-    kept = jax.lax.cond(
-        is_known.all(),
-        lambda: kept,
-        lambda: jnp.where(is_known[..., None], kept, _cut_by_search(probs, warp)),
-    )
+    if probs.shape[-1] > NUM_BEST:  # else the best are all there are
+        kept = jax.lax.cond(
+            is_known.all(),
+            lambda: kept,
+            lambda: jnp.where(is_known[..., None], kept, _cut_by_search(probs, warp)),
+        )
     return kept / kept.sum(-1, keepdims=True)
 
 
@@ -192,13 +193,14 @@ def sample(keys: Key[Array, "B"], probs: Float[Array, "B V"]) -> Int[Array, "B"]
     too coarse for 100 000 tokens at once, and noise for every token would cost ten times as much.
     """
     batch, vocab_size = probs.shape
-    padded = jnp.pad(probs, ((0, 0), (0, -vocab_size % SAMPLE_BLOCK)))
-    blocks = padded.reshape(batch, -1, SAMPLE_BLOCK)
+    width = min(SAMPLE_BLOCK, vocab_size)
+    padded = jnp.pad(probs, ((0, 0), (0, -vocab_size % width)))
+    blocks = padded.reshape(batch, -1, width)
 
     def draw(key: Key[Array, ""], blocks: Float[Array, "G W"]) -> Int[Array, ""]:
         which, within = jax.random.uniform(key, (2,))
         block = _invert(blocks.sum(-1), which)
-        return block * SAMPLE_BLOCK + _invert(blocks[block], within)
+        return block * width + _invert(blocks[block], within)
 
     return jax.vmap(draw)(keys, blocks).astype(jnp.int32)
 

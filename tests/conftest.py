@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -16,6 +17,27 @@ from specjax.models.llama import LlamaConfig
 from specjax.types import Params, Target
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The files that take longest begin first, or one of them would keep a worker busy long after the others.
+LONGEST = (
+    "eval/exactness/test_certificate.py",
+    "test_contract.py",
+    "verify/test_agreement.py",
+    "test_zoo.py",
+    "drafters/test_draft_model.py",
+    "test_real_model.py",
+    "training/test_train_task.py",
+    "models/test_transformers_parity.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; with several workers --no-loadscope-reorder keeps it so."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONGEST)}
+    if missing := [name for name in LONGEST if not (folder / name).is_file()]:
+        raise pytest.UsageError(f"LONGEST in tests/conftest.py names files that are not there: {missing}")
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="module", autouse=True)

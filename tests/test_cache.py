@@ -50,8 +50,8 @@ def slots_below(cache: KVCache, row: int, end: int) -> list[np.ndarray]:
     batch = cache.length.shape[0]
     found = []
     for leaf in jax.tree.leaves((cache.keys, cache.values)):
-        apart = leaf.reshape(*leaf.shape[:-3], batch, -1, *leaf.shape[-2:])
-        found.append(np.asarray(apart[..., row, :, :end, :]))
+        apart = np.asarray(leaf).reshape(*leaf.shape[:-3], batch, -1, *leaf.shape[-2:])
+        found.append(apart[..., row, :, :end, :].copy())
     return found
 
 

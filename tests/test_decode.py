@@ -28,6 +28,8 @@ from specjax.testing import point_mass_drafter, tabulated_drafter, tabulated_tar
 from specjax.types import DecodeState, ModelParams, Params, Request, Target
 from specjax.verify import rejection
 
+pytestmark = pytest.mark.quick_compile
+
 VOCAB = 8
 NEVER = 99
 NO_WEIGHTS = ModelParams({}, {})

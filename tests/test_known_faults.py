@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 from specjax import cache, decode, sampling
 from specjax.drafters import draft_model
@@ -24,11 +25,11 @@ from specjax.proposals import Shape
 from specjax.sampling import make_warp
 from specjax.testing import tabulated_target
 from specjax.trees import static
-from specjax.types import NO_TOKEN, Context, Draft, ModelParams, ProposalLaw, Warp
+from specjax.types import NO_TOKEN, Draft, ModelParams, ProposalLaw, Warp
 from specjax.verify import rejection, target_only
 
 step = importlib.import_module("specjax.step")  # the package offers a function of that name
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.quick_compile]
 
 TARGET_TABLE, DRAFT_TABLE = subjects.random_tables()
 VOCAB = subjects.VOCAB
@@ -79,19 +80,18 @@ def check_greedy_text() -> None:
 def check_laws_of_drafts() -> None:
     """After any number of rounds a draft's law is what the draft model's table says."""
     method, params, request, state = drafting(1.0)
-    propose, advance = jax.jit(method.drafter.propose), jax.jit(step.step, static_argnums=0)
-    accepted = set()
+    advance = jax.jit(step.speculative_round, static_argnums=(0, 1, 2))
+    laws, accepted = special.softmax(DRAFT_TABLE, axis=-1), set()
     for _ in range(5):
-        context = Context(state.tokens, state.length, request.warp)
-        draft = jax.device_get(propose(params, state.keys, state.draft_state, context)[0])
-        for row, length in enumerate(state.length.tolist()):
-            text = [VOCAB, *state.tokens[row, :length].tolist(), *draft.tokens[row, 1:].tolist()]
+        tokens, lengths = np.array(state.tokens), state.length.tolist()
+        done = advance(*method, params, request, state)
+        draft, state = jax.device_get(done.draft), done.state
+        for row, length in enumerate(lengths):
+            text = [VOCAB, *tokens[row, :length].tolist(), *draft.tokens[row, 1:].tolist()]
             for node in range(3):
-                before, current = text[length - 1 + node], text[length + node]
-                law = jax.nn.softmax(jnp.asarray(DRAFT_TABLE[before, current], jnp.float32))
+                law = laws[text[length - 1 + node], text[length + node]]
                 np.testing.assert_allclose(draft.probs[row, node], law, atol=1e-5)
-        state, info = advance(method, params, request, state)
-        accepted |= set(info.num_accepted.tolist())
+        accepted |= set(done.info.num_accepted.tolist())
     assert {0, 3} <= accepted
 
 
@@ -224,10 +224,9 @@ def test_sound_code_passes(check: Callable[[], None]) -> None:
 def test_the_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check, module, line, mutant = MUTANTS[fault]
     put_in(monkeypatch, module, line, mutant)
-    jax.clear_caches()
+    # Each check makes a method of its own, so that no program of the sound code is taken for the mutant's.
     with pytest.raises(AssertionError):
         check()
-    jax.clear_caches()
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, line: str, mutant: str) -> None:

@@ -1,6 +1,7 @@
 """The real target on real prompts: greedy speculative text is the plain greedy text, token for token.
 
-`experiments/greedy_identity` shows the same on 40 Spec-Bench prompts.
+Drafters decode a ragged batch here, plain decoding every prompt alone; `experiments/greedy_identity` shows
+the same on 40 Spec-Bench prompts, with the drafters at batch 1 as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pytest
 
 from specjax.checkpoints.source import Checkpoint
 from specjax.data.prompts import load_prompts
-from specjax.decode import generate, new_tokens, row_keys, start
+from specjax.decode import generate, new_tokens, prefill, prepare, row_keys
 from specjax.drafters import draft_model, ngram, self_speculative
 from specjax.models.functional import make_target, pack
 from specjax.sampling import make_warp
@@ -18,19 +19,21 @@ from specjax.step import Method
 from specjax.types import ModelParams
 from specjax.verify import greedy, rejection, target_only
 
-NEW_TOKENS = 32
-CAPACITY = 512  # one for all, so that the loop compiles once a method and batch size
+NEW_TOKENS = 24
+PROMPT_SIZE, CAPACITY = 256, 320  # one for all, so that a method compiles once for each batch size
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Checkpoint) -> list[list[int]]:
-    """Eight packaged prompts from six tasks, of very different lengths."""
+    """Four of the packaged prompts, of very different lengths."""
     assert smollm2.tokenizer is not None
-    messages = [[{"role": "user", "content": p.turns[0]}] for p in load_prompts("default")[:8]]
+    messages = [[{"role": "user", "content": p.turns[0]}] for p in load_prompts("default")]
     encoded = [smollm2.tokenizer.encode(smollm2.tokenizer.chat(message)) for message in messages]
-    assert max(map(len, encoded)) > 4 * min(map(len, encoded))
-    return encoded
+    fitting = sorted((tokens for tokens in encoded if len(tokens) <= PROMPT_SIZE), key=len)
+    chosen = [fitting[-1], fitting[0], fitting[len(fitting) // 2], fitting[1]]
+    assert max(map(len, chosen)) > 3 * min(map(len, chosen))
+    return chosen
 
 
 def decode(
@@ -41,16 +44,15 @@ def decode(
     stop_tokens: tuple[int, ...],
 ) -> tuple[list[list[int]], list[int], list[int]]:
     batch = [prompts[row] for row in rows]
-    request, state = start(
+    request, tokens, lengths = prepare(
         method,
-        params,
         batch,
         max_new_tokens=NEW_TOKENS,
         warp=make_warp(len(rows)),
-        keys=row_keys(0, rows),
         stop_tokens=stop_tokens,
         capacity=CAPACITY,
     )
+    state = prefill(method, params, request, tokens, lengths, row_keys(0, rows), PROMPT_SIZE)
     state, stats = generate(method, params, request, state)
     return new_tokens(state, batch), stats.num_steps.tolist(), stats.num_emitted.tolist()
 
@@ -82,7 +84,5 @@ def test_every_drafter_reproduces_the_greedy_text(smollm2: Checkpoint, prompts: 
         assert emitted == [len(tokens) for tokens in reference]
         if name == "plain":
             assert steps == emitted
-            continue
-        assert sum(steps) < sum(emitted), f"{name} had no draft accepted"
-        alone = [decode(method, params, prompts, [row], stop_tokens)[0][0] for row in rows[:3]]
-        assert alone == reference[:3], f"{name} at batch 1"
+        else:
+            assert sum(steps) < sum(emitted), f"{name} had no draft accepted"

@@ -16,7 +16,10 @@ from specjax import run
 from specjax.checkpoints import source
 from specjax.eval.timing import Programs
 from specjax.modules import module_names
+from tests.caches import with_kernels
 from tests.model_folder import write_model, write_prompts
+
+pytestmark = pytest.mark.quick_compile
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """
@@ -39,6 +42,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experiment")
     target, prompts = write_model(folder / "target"), write_prompts(folder / "prompts.jsonl")
     (folder / "config.py").write_text(CONFIG.format(target=str(target), prompts=str(prompts)))
+    with_kernels(folder / "cache")
     return folder
 
 
@@ -47,8 +51,11 @@ def own_cache(
     request: pytest.FixtureRequest, experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Keep what is compiled here out of the user's cache; the slow test wants the real model from it."""
-    if "slow" not in request.keywords:
+    is_slow = "slow" in request.keywords
+    if not is_slow:
         monkeypatch.setenv("SPECJAX_CACHE", str(experiment / "cache"))
+    # The real model is compiled as users compile it.
+    jax.config.update("jax_disable_most_optimizations", not is_slow)
     before = jax.config.jax_compilation_cache_dir
     yield
     jax.config.update("jax_compilation_cache_dir", before)

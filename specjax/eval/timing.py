@@ -53,7 +53,7 @@ class Programs:
         return len(self._prefill) + len(self._generate)
 
     def forget(self) -> None:
-        """Keep none of the programs: what comes is compiled anew."""
+        """Keep none of the programs: whatever comes is compiled anew."""
         self._prefill.clear()
         self._generate.clear()
 

@@ -31,7 +31,7 @@ from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN, Batch, Methods, Settings, decode_batch, lay_out, make_batches
 from specjax.eval.metrics import Metrics, chain_acceptance, step_shares, summarize_lines
 from specjax.eval.progress import Progress
-from specjax.eval.timing import STEP, Parts, Programs, time_parts
+from specjax.eval.timing import PARTS, STEP, Parts, Programs, time_parts
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.tasks import compare
@@ -39,7 +39,7 @@ from specjax.tasks.compare import Message, encode_chat, user
 from specjax.types import ModelParams, Params
 
 COSTS = results.Files("costs.partial.jsonl", "costs.jsonl", results.SUMMARY, results.TABLE)
-MOST_PROGRAMS = 120  # kept: one of 30 layers takes some 250 of the 65530 maps that Linux allows
+MOST_PROGRAMS = 120  # kept: one of 30 layers takes some 250 of the 65530 memory maps that Linux allows
 AXES = ("temperatures", "batch_sizes", "max_new_tokens", "prompts")
 NEEDED = ("drafter", "verify")
 WANTED = ("verify_options", "drafter_dtype", "draft_vocab_size", "draft_vocab_from")
@@ -100,11 +100,11 @@ class Engine(NamedTuple):
     programs: dict[str, Programs]
     parts: dict[str, Parts]
 
-    def make_room(self) -> None:
-        """Forget what was compiled where it is much: a process may map only so many pieces of memory."""
-        if sum(map(len, self.programs.values())) > MOST_PROGRAMS:
-            for program in self.programs.values():
-                program.forget()
+    def forget(self) -> None:
+        """Keep nothing that was compiled."""
+        for program in self.programs.values():
+            program.forget()
+        jax.clear_caches()
 
 
 def validate(config: ConfigDict) -> None:
@@ -271,10 +271,13 @@ def _decode(
         _check_fit(engine, config, piece)
     total = sum(piece.num_questions for piece in pieces)
     done = total - sum(piece.num_questions for piece in todo.values())
+    num_parts = 0  # programs that are kept besides the engine's
     with Progress(total, done, Console(stderr=True), "answers") as progress:
         for place, section in enumerate(sections):
             for number in (n for n, piece in todo.items() if piece.section == section):
-                engine.make_room()
+                if num_parts + sum(map(len, engine.programs.values())) > MOST_PROGRAMS:
+                    engine.forget()
+                    num_parts = 0
                 new = _converse(engine, config, number, pieces[number], progress.status)
                 results.append(workdir, new)
                 lines += new
@@ -285,8 +288,7 @@ def _decode(
                 new = _measure(engine, config, place, section, own)
                 results.append(workdir, new, COSTS)
                 costs += new
-                # The parts of a step are many programs, and the next section has other shapes.
-                jax.clear_caches()
+                num_parts += len(PARTS) * len(engine.parts)
 
 
 def _settings(config: ConfigDict, section: Section, tokenizer: Tokenizer) -> Settings:

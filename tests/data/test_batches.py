@@ -27,14 +27,10 @@ def write(folder: Path, number: int, lengths: list[int], num_given: int = 2, fea
     ]
     if features:
         rows = [
-            jnp.stack([jnp.asarray(one.tokens[:-1]), jnp.full(len(one.tokens) - 1, number)], 1).astype(
-                jnp.bfloat16
-            )
+            np.stack([one.tokens[:-1], np.full(len(one.tokens) - 1, number)], 1).astype(jnp.dtype("bfloat16"))
             for one in samples
         ]
-        feature_store.write_features(
-            feature_store.features_path(path), {"state": [np.asarray(r) for r in rows]}
-        )
+        feature_store.write_features(feature_store.features_path(path), {"state": rows})
     token_store.write_samples(path, samples)
 
 

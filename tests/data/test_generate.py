@@ -11,7 +11,10 @@ import pytest
 from specjax import run
 from specjax.data import feature_store, instructions, token_store
 from specjax.data.tokenizer import from_folder
+from tests.caches import with_kernels
 from tests.model_folder import write_model
+
+pytestmark = pytest.mark.quick_compile
 
 CONFIG = """
 from specjax.config import run_config
@@ -51,7 +54,7 @@ def generate(experiment: Path, workdir: Path, *more: str) -> int:
 @pytest.fixture(scope="module")
 def finished(experiment: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECJAX_CACHE", str(experiment / "cache"))
+        patch.setenv("SPECJAX_CACHE", str(with_kernels(experiment / "cache")))
         assert generate(experiment, experiment / "texts") == 0
     return experiment / "texts"
 

@@ -22,7 +22,10 @@ from specjax.data.self_written import Job, Settings, write
 from specjax.data.token_store import Sample
 from specjax.trees.topology import chain_mask
 from specjax.types import ModelParams
+from tests.caches import with_kernels
 from tests.model_folder import END, write_model
+
+pytestmark = pytest.mark.quick_compile
 
 CONFIG = """
 from specjax.config import run_config
@@ -96,7 +99,7 @@ def prepare(folder: Path, workdir: Path, *more: str) -> int:
 @pytest.fixture(scope="module")
 def finished(folder: Path, recorded: list[dict[str, np.ndarray]]) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECJAX_CACHE", str(folder / "cache"))
+        patch.setenv("SPECJAX_CACHE", str(with_kernels(folder / "cache")))
         assert prepare(folder, folder / "texts") == 0
     return folder / "texts"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -18,7 +19,7 @@ from specjax.models.functional import init_params, keep_layers, make_target, sta
 from specjax.models.llama import LlamaConfig
 from specjax.models.quantize import quantize
 from specjax.sampling import make_warp, warp_probs
-from specjax.step import Method, step
+from specjax.step import Method, speculative_round
 from specjax.trees.topology import chain_mask
 from specjax.types import ROOT, Context, Drafter, ModelParams, Params, Target, TrainingBatch, not_offered
 from specjax.verify import multi_round, target_only, without_replacement
@@ -48,13 +49,13 @@ def check_drafts_over_rounds(
     method = Method(target, drafter, rules[drafter.law])
     keys = row_keys(0, range(3))
     request, state = start(method, params, PROMPTS, max_new_tokens=40, warp=WARP, keys=keys, capacity=96)
-    propose, advance = jax.jit(drafter.propose), jax.jit(step, static_argnums=0)
+    advance = jax.jit(speculative_round, static_argnums=(0, 1, 2))
     read = jax.jit(laws_of)
     accepted = set()
     for _ in range(7):
-        context = Context(state.tokens, state.length, WARP)
-        draft = jax.device_get(propose(params, state.keys, state.draft_state, context)[0])
-        texts, lengths = np.array(state.tokens), np.asarray(state.length)
+        texts, lengths = np.array(state.tokens), np.array(state.length)
+        done = advance(*method, params, request, state)
+        draft, state = jax.device_get(done.draft), done.state
         for node in range(drafter.num_nodes):
             # The path from the root to the node, which may be the root.
             path = [node]
@@ -64,13 +65,12 @@ def check_drafts_over_rounds(
                 continue  # a leaf has no law
             for row, length in enumerate(lengths):
                 texts[row, length : length + len(path) - 1] = draft.tokens[row, path[1:]]
-            laws = read(texts)
+            laws = np.asarray(read(texts))
             for row, length in enumerate(lengths):
                 np.testing.assert_allclose(
                     draft.probs[row, node], laws[row, length + len(path) - 2], atol=2e-4, err_msg=f"row {row}"
                 )
-        state, info = advance(method, params, request, state)
-        accepted |= set(info.num_accepted.tolist())
+        accepted |= set(done.info.num_accepted.tolist())
     return accepted
 
 
@@ -113,11 +113,13 @@ def test_the_most_probable_children_come_first(
     method = Method(tiny_target, drafter, target_only.verify)
     options = {"max_new_tokens": 8, "warp": WARP, "keys": keys, "capacity": 64}
     _, state = start(method, params, PROMPTS, **options)
-    draft, _ = drafter.propose(params, keys, state.draft_state, Context(state.tokens, state.length, WARP))
+    context = Context(state.tokens, state.length, WARP)
+    draft = jax.device_get(jax.jit(drafter.propose)(params, keys, state.draft_state, context)[0])
     assert draft.probs is None
-    laws = fresh_laws(tiny_target, tiny_params, np.asarray(state.tokens)[:, :8])
+    read = jax.jit(functools.partial(fresh_laws, tiny_target))
+    laws = np.asarray(read(tiny_params, np.asarray(state.tokens)[:, :8]))
     for row, prompt in enumerate(PROMPTS):
-        best = np.argsort(-np.asarray(laws[row, len(prompt) - 1]))[:3]
+        best = np.argsort(-laws[row, len(prompt) - 1])[:3]
         assert draft.tokens[row, 1:4].tolist() == best.tolist()
 
 
@@ -234,17 +236,19 @@ def test_with_all_layers_it_starts_as_the_target(
     texts = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 12)), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(12)[None], (2, 12))
     cache = target.init_cache(2, 12)
-    read = target.forward(target_params, texts, positions, chain_mask(2, 12), cache, ("last_hidden",))
-    scores = draft_model.text_scores(target, params, texts)
+    forward = jax.jit(target.forward, static_argnums=5)
+    read = forward(target_params, texts, positions, chain_mask(2, 12), cache, ("last_hidden",))
+    scores = jax.jit(functools.partial(draft_model.text_scores, target))(params, texts)
     tolerance = 0.05 if dtype == "bfloat16" else 1e-4
     np.testing.assert_allclose(scores, read.logits, atol=tolerance * float(jnp.abs(read.logits).max()))
 
     trainable = draft_model.trainable(draft_model.Config(draft_length=1), draft_model.Training(), target)
     batch = TrainingBatch(texts, jnp.ones((2, 12), bool), jnp.asarray([12, 7]), read.features)
-    _, report = trainable.loss(params, batch, jax.random.key(0))
+    loss = jax.jit(trainable.loss)
+    _, report = loss(params, batch, jax.random.key(0))
     assert report["overlap"] > 0.95
     other = params._replace(drafter=keep_layers(params.drafter, (1, 0)))
-    assert trainable.loss(other, batch, jax.random.key(0))[1]["overlap"] < 0.9
+    assert loss(other, batch, jax.random.key(0))[1]["overlap"] < 0.9
 
 
 @pytest.mark.parametrize(

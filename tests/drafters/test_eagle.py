@@ -36,10 +36,8 @@ def read(target: Target, params: Params, texts: np.ndarray):
     """The target's last states and logits over whole texts [B, T]."""
     batch, size = texts.shape
     positions = jnp.broadcast_to(jnp.arange(size)[None], (batch, size))
-    cache = target.init_cache(batch, size)
-    return target.forward(
-        params, jnp.asarray(texts), positions, chain_mask(batch, size), cache, ("last_hidden",)
-    )
+    cache, forward = target.init_cache(batch, size), jax.jit(target.forward, static_argnums=5)
+    return forward(params, jnp.asarray(texts), positions, chain_mask(batch, size), cache, ("last_hidden",))
 
 
 def test_states_off_by_one_are_found(tiny_target: Target, tiny_params: Params) -> None:
@@ -48,9 +46,8 @@ def test_states_off_by_one_are_found(tiny_target: Target, tiny_params: Params) -
     network = eagle.make_network(tiny_target, eagle.like(tiny_target))
     texts = np.random.default_rng(0).integers(0, tiny_target.vocab_size, (1, 12))
     states = read(tiny_target, tiny_params, texts).features["last_hidden"]
-    right, wrong = (
-        unroll(network, params, jnp.asarray(texts), s, 1)[0] for s in (states, jnp.roll(states, -1, 1))
-    )
+    laws = jax.jit(lambda states: unroll(network, params, jnp.asarray(texts), states, 1)[0])
+    right, wrong = (laws(s) for s in (states, jnp.roll(states, -1, 1)))
     assert np.abs(right - wrong)[:, 2:9].max() > 0.05
 
 

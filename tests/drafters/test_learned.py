@@ -19,9 +19,9 @@ from specjax.errors import ConfigError
 from specjax.models.functional import init_module
 from specjax.models.medusa import Head, MedusaConfig, ResBlock
 from specjax.sampling import make_warp, warp_probs
-from specjax.step import Method, step
+from specjax.step import Method, speculative_round
 from specjax.trees.topology import chain_mask
-from specjax.types import Context, ForwardOutput, ModelParams, Params, Target, Trainable, TrainingBatch
+from specjax.types import ForwardOutput, ModelParams, Params, Target, Trainable, TrainingBatch
 from specjax.verify import rejection
 
 pytestmark = pytest.mark.quick_compile
@@ -49,6 +49,7 @@ class Learner:
     seen: list[tuple[jax.Array, jax.Array]]  # logits, target logits, in the order of the drafts
 
     def compare(self, batch: TrainingBatch) -> list[tuple[jax.Array, jax.Array]]:
+        """What the loss compares of the batch."""
         self.seen.clear()
         self.trainable.loss(self.params, batch, jax.random.key(0))
         return list(self.seen)
@@ -93,28 +94,32 @@ def test_decoding_drafts_what_training_computes(learner: Learner, tiny_target: T
     method, params = Method(tiny_target, drafter, rejection.verify), learner.params
     keys = row_keys(0, range(3))
     request, state = start(method, params, PROMPTS, max_new_tokens=12, warp=WARP, keys=keys, capacity=32)
-    propose, advance = jax.jit(drafter.propose), jax.jit(step, static_argnums=0)
-    compare = jax.jit(lambda texts: learner.compare(read(learner, tiny_target, texts)[0]))
+    advance = jax.jit(speculative_round, static_argnums=(0, 1, 2))
+
+    @jax.jit
+    def compare(texts: jax.Array) -> list[jax.Array]:
+        """The laws [B, T, V], at each depth, that the loss compares with the target's."""
+        compared = learner.compare(read(learner, tiny_target, texts)[0])
+        whole = [draft_vocab.in_target_vocab(own, params, tiny_target.vocab_size) for own, _ in compared]
+        return [warp_probs(logits, WARP) for logits in whole]
+
     # A head of Medusa's reads the state before the pending token at any depth, the others' go on from there.
     ahead = 0 if learner.module is medusa else 1
     accepted, off_by_one = set(), 0.0
     for _ in range(4):
-        context = Context(state.tokens, state.length, WARP)
-        draft = jax.device_get(propose(params, state.keys, state.draft_state, context)[0])
-        texts, lengths = np.array(state.tokens), np.asarray(state.length)
+        texts, lengths = np.array(state.tokens), np.array(state.length)
+        done = advance(*method, params, request, state)
+        draft, state = jax.device_get(done.draft), done.state
         for row, length in enumerate(lengths):
             # The target's states of drafts are there too, and must not matter.
             texts[row, length : length + DEPTH] = draft.tokens[row, 1:]
-        compared = compare(texts)
-        for depth, (logits, _) in enumerate(compared):
-            whole = draft_vocab.in_target_vocab(logits, params, tiny_target.vocab_size)
+        for depth, laws in enumerate(jax.device_get(compare(texts))):
             places = lengths - 2 + ahead * depth
-            at, late = (whole[np.arange(3), places + shift][:, None] for shift in (0, 1))
+            at, late = (laws[np.arange(3), places + shift] for shift in (0, 1))
             drafted = draft.probs[:, depth]
-            np.testing.assert_allclose(drafted, warp_probs(at, WARP)[:, 0], atol=2e-4)
-            off_by_one = max(off_by_one, np.abs(drafted - warp_probs(late, WARP)[:, 0]).max())
-        state, info = advance(method, params, request, state)
-        accepted |= set(info.num_accepted.tolist())
+            np.testing.assert_allclose(drafted, at, atol=2e-4)
+            off_by_one = max(off_by_one, np.abs(drafted - late).max())
+        accepted |= set(done.info.num_accepted.tolist())
     assert len(accepted) > 1
     assert off_by_one > 0.05, "all places are alike"
 
@@ -124,15 +129,17 @@ def test_loss_compares_with_the_laws_that_the_target_decodes_by(
 ) -> None:
     """With the final norm, of the tokens that are drafted, and of none else."""
     texts = np.random.default_rng(0).integers(0, tiny_target.vocab_size, (2, 9))
-    batch, out = read(learner, tiny_target, texts)
-    tokens = learner.params.drafter.get("d2t", jnp.arange(tiny_target.vocab_size))
-    for _, found in learner.compare(batch):
-        np.testing.assert_allclose(found, out.logits[..., tokens], atol=1e-4)
+    batch, out = jax.jit(lambda: read(learner, tiny_target, texts))()
+    compare = jax.jit(lambda batch: learner.compare(batch))
+    tokens = np.asarray(learner.params.drafter.get("d2t", np.arange(tiny_target.vocab_size)))
+    expected = np.asarray(out.logits)[..., tokens]
+    for _, found in compare(batch):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
     # The control: states as they are before the norm, longer or shorter than after it.
     unnormed = batch.features["last_hidden"] * jnp.linspace(0.5, 2.0, texts.shape[1])[None, :, None]
     features = batch.features | {"last_hidden": unnormed}
-    _, found = learner.compare(batch._replace(features=features))[0]
-    assert np.abs(found - out.logits[..., tokens]).max() > 0.1
+    _, found = compare(batch._replace(features=features))[0]
+    assert np.abs(found - expected).max() > 0.1
 
 
 def test_heads_and_their_blocks_share_no_weights(tiny_target: Target) -> None:

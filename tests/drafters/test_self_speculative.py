@@ -108,8 +108,8 @@ def test_text_at_temperature_0_is_the_targets(begun: Begun, tiny_target: Target,
     state, stats = generate(method, begun.params, begun.request, jax.tree.map(jnp.copy, begun.state))
     positions = jnp.broadcast_to(jnp.arange(CAPACITY), (ROWS, CAPACITY))
     cache = tiny_target.init_cache(ROWS, CAPACITY)
-    out = tiny_target.forward(tiny_params, state.tokens, positions, chain_mask(ROWS, CAPACITY), cache)
-    following = np.asarray(out.logits.argmax(-1))
+    forward, mask = jax.jit(tiny_target.forward), chain_mask(ROWS, CAPACITY)
+    following = np.asarray(forward(tiny_params, state.tokens, positions, mask, cache).logits).argmax(-1)
     for row, text in list(enumerate(new_tokens(state, PROMPTS)))[::2]:
         begin = len(PROMPTS[row]) - 1
         assert text == following[row, begin : begin + NEW_TOKENS].tolist()

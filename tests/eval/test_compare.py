@@ -13,6 +13,8 @@ from specjax.step import Method
 from specjax.types import ModelParams, Params, Target
 from specjax.verify import rejection
 
+pytestmark = pytest.mark.quick_compile
+
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [6, 7, 8, 6, 7, 8, 6]]
 SETTINGS = Settings(
     max_new_tokens=6, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3, repeats=1, stop_tokens=()

@@ -12,7 +12,7 @@ from specjax.kernels.small_matmul import api, reference, row_sums
 from specjax.models.functional import init_params, make_target
 from specjax.models.llama import LlamaConfig
 from specjax.trees.topology import chain_mask
-from specjax.types import Params
+from specjax.types import KVCache, Params
 
 NODES, BATCHES = (1, 2, 3, 5, 8, 13, 16, 17, 24, 33, 48, 64), (1, 2, 4, 8)
 
@@ -112,14 +112,17 @@ def test_logits_of_a_node_do_not_depend_on_tree_or_batch(
     params = jax.tree.map(lambda leaf: 5 * leaf if leaf.dtype != jnp.int8 else leaf, params)
     target = make_target(CONFIG, dtype=jnp.dtype(dtype))
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (max(BATCHES), max(NODES)))
-    forward = jax.jit(target.forward)
 
-    def read(rows: slice, nodes: slice, cache):
-        part = tokens[rows, nodes]
+    @jax.jit
+    def forward(params: Params, part: jax.Array, cache: KVCache) -> tuple[jax.Array, KVCache]:
         batch, size = part.shape
         positions = cache.length[:, None] + jnp.arange(size)[None]
-        out = forward(params, jnp.asarray(part), positions, chain_mask(batch, size), cache)
-        return np.asarray(out.logits), out.cache._replace(length=cache.length + size)
+        out = target.forward(params, part, positions, chain_mask(batch, size), cache)
+        return out.logits, out.cache._replace(length=cache.length + size)
+
+    def read(rows: slice, nodes: slice, cache: KVCache) -> tuple[np.ndarray, KVCache]:
+        logits, cache = forward(params, tokens[rows, nodes], cache)
+        return np.asarray(logits), cache
 
     alone = []
     for row in range(max(BATCHES)):

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import run, storage
+from specjax import run
 from specjax.config import run_config
 from specjax.eval import timing
 from specjax.eval.compare import PLAIN
 from specjax.eval.timing import Programs
 from specjax.tasks import evaluate
+from tests.caches import with_kernels
 from tests.model_folder import write_model
 
 pytestmark = pytest.mark.quick_compile
@@ -73,12 +74,8 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(experiment: Path) -> Any:
     """What is compiled is kept from run to run, not in the user's cache; the clock counts its readings."""
     before = jax.config.jax_compilation_cache_dir
-    kernels = storage.cache_folder() / "kernels"  # which take a compiler long, and are the same here
-    kernels.mkdir(parents=True, exist_ok=True)
-    (experiment / "cache").mkdir()
-    (experiment / "cache" / "kernels").symlink_to(kernels.absolute())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECJAX_CACHE", str(experiment / "cache"))
+        patch.setenv("SPECJAX_CACHE", str(with_kernels(experiment / "cache")))
         engines: dict[str, evaluate.Engine] = {}
         load = evaluate.load
         patch.setattr(evaluate, "load", lambda config: engines.setdefault(str(config.methods), load(config)))

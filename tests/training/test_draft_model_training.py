@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -104,8 +105,10 @@ def test_export_is_a_complete_model_with_the_same_logits(
     checkpoint, (_, weights) = load(str(folder)), build_drafter(fields, loaded)
     texts = jnp.asarray(np.random.default_rng(0).integers(0, 320, (2, 10)), jnp.int32)
     model, positions = make_target(checkpoint.config), jnp.broadcast_to(jnp.arange(10)[None], (2, 10))
-    out = model.forward(pack(checkpoint.params), texts, positions, chain_mask(2, 10), model.init_cache(2, 10))
-    scores = draft_model.text_scores(loaded.target, ModelParams(loaded.params, weights), texts)
+    empty, forward = model.init_cache(2, 10), jax.jit(model.forward)
+    out = forward(pack(checkpoint.params), texts, positions, chain_mask(2, 10), empty)
+    score = jax.jit(functools.partial(draft_model.text_scores, loaded.target))
+    scores = score(ModelParams(loaded.params, weights), texts)
     drafted = out.logits[..., weights["d2t"]]
     np.testing.assert_allclose(drafted, scores, atol=1e-4 * float(jnp.abs(scores).max()))
     assert np.abs(drafted[:, 1:] - scores[:, :-1]).max() > 0.1, "all positions are alike"

@@ -24,7 +24,10 @@ from specjax.build import build_target
 from specjax.training import export
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.history import LINES
+from tests.caches import with_kernels
 from tests.training.experiment import write_experiment
+
+pytestmark = pytest.mark.quick_compile
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 12
@@ -38,14 +41,22 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_experiment(tmp_path_factory.mktemp("training"))
 
 
-@pytest.fixture(autouse=True)
-def own_cache(config: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep what is compiled here out of the user's cache."""
-    monkeypatch.setenv("SPECJAX_CACHE", str(config.parent / "cache"))
-    before = jax.config.jax_compilation_cache_dir
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(config: Path) -> Iterator[None]:
+    """Keep what is compiled here, all of it, out of the user's cache and for every run and process here."""
+    settings = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: getattr(jax.config, name) for name in settings}
     compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECJAX_CACHE", str(with_kernels(config.parent / "cache")))
+        # For processes of their own; here they are set already.
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from specjax.eval.exactness.subjects import Subject
 from specjax.modules import Rule, may_judge
 from specjax.step import Method
 from specjax.testing import side_by_side, unverified
-from specjax.types import Drafter
+from specjax.types import Drafter, ProposalLaw
 
 LEVEL = 0.05  # the chance that any of the lossless rows is rejected though all are exact
 CONTROL_LEVEL = 1e-6  # what a negative control's p-value must stay below
@@ -43,6 +44,11 @@ class Candidate(NamedTuple):
         """Whether it is for temperature 0 only."""
         return getattr(self.module, "TEMPERATURE_ZERO_ONLY", False)
 
+    @property
+    def goes_by_the_law(self) -> bool:
+        """Whether it holds for certain laws of proposals only: those that do not read the law judge any."""
+        return not self.module.LAWS.issuperset(ProposalLaw)
+
     def may_judge(self, drafter: Drafter) -> bool:
         """Whether it is a rule for the drafter's proposals."""
         return may_judge(self.module, drafter.law, not drafter.is_chain)
@@ -65,6 +71,22 @@ def pairs_of(subject: Subject, candidates: Sequence[Candidate]) -> list[tuple[Ca
         for group in subject.groups
         if group.temperature == 0 or not candidate.is_greedy
     ]
+
+
+def rules_in_turn(subjects: Sequence[Subject], candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """One rule for each subject: the lossless ones that go by the law of its proposals take turns."""
+    turns: Counter[tuple[str, ...]] = Counter()
+    chosen = []
+    for subject in subjects:
+        fitting = [
+            candidate
+            for candidate in candidates
+            if candidate.rule.lossless and candidate.goes_by_the_law and candidate.may_judge(subject.drafter)
+        ]
+        names = tuple(candidate.name for candidate in fitting)
+        chosen.append([fitting[turns[names] % len(fitting)]])
+        turns[names] += 1
+    return chosen
 
 
 def measure(

@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from specjax import run
+from specjax.config import run_config
 from specjax.eval.exactness import certificate, statistics, subjects
 from specjax.eval.exactness.reference import worst_total_variation
 from specjax.eval.exactness.sampling import Group, fit, model_law, tabulated_law, warped
@@ -107,7 +108,7 @@ def test_power_is_what_it_says() -> None:
 def test_the_independent_warp_agrees_with_the_one_that_decodes(warp: tuple) -> None:
     logits = np.random.default_rng(0).normal(size=(50, subjects.VOCAB))
     group = Group(*warp, prompt=(0,))
-    wanted = warp_probs(jnp.asarray(logits, jnp.float32)[None], make_warp(1, *warp))[0]
+    wanted = jax.jit(warp_probs)(jnp.asarray(logits, jnp.float32)[None], make_warp(1, *warp))[0]
     np.testing.assert_allclose([warped(row, group) for row in logits], wanted, atol=1e-6)
 
 
@@ -199,10 +200,22 @@ def test_bad_input_is_one_error(
     assert shown.startswith("specjax: error: ") and shown.count("\n") == 1 and expected in shown
 
 
+def test_rules_that_go_by_the_law_take_turns() -> None:
+    toys, candidates = subjects.toys(), exactness.chosen_rules(run_config("exactness"))
+    chosen = certificate.rules_in_turn([toys["chain"]] * 7 + [toys["iid_tree"]] * 2, candidates)
+    names = [candidate.name for (candidate,) in chosen]
+    sampled_in_turn = ["multi_round", "traversal"]
+    without = ["traversal_without_replacement", "without_replacement"]
+    assert sorted(names[:6]) == sorted(["block", "rejection", *sampled_in_turn, *without])
+    assert names[6] == names[0] and sorted(names[7:]) == sampled_in_turn
+
+
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_only_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[str] = []
+    few = dict(list(subjects.examples().items())[:2])
+    monkeypatch.setattr(subjects, "examples", lambda: few)
 
     def measure(subject: Any, candidates: Any, settings: Any, report: Any) -> list[dict[str, Any]]:
         measured.append(subject.name)
@@ -220,7 +233,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_only_shown(
     assert run.main(arguments) == 130
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {"config.json", "measurements.partial.jsonl"}
-    names = [*subjects.TOYS, *subjects.examples()]
+    names = [*subjects.TOYS, *few]
     assert run.main(arguments) == 0
     # The third was interrupted; the fourth may have been begun before that was heard of.
     assert set(names[2:]) <= set(measured[3:])
@@ -294,8 +307,12 @@ def test_quick_certificate(tmp_path: Path) -> None:
     assert run.main([CONFIG, f"--workdir={tmp_path}/out"]) == 0
     rows = certificate_of(tmp_path / "out")["rows"]
     assert {row["drafter"] for row in rows} == {*subjects.TOYS, *subjects.examples()}
-    assert {row["rule"] for row in rows} == set(module_names("verify"))
+    assert {row["rule"] for row in rows if row["drafter"] in subjects.TOYS} == set(module_names("verify"))
     assert {row["warp"] for row in rows if row["rule"] == "greedy"} == {"T=0"}
+    # Of the drafters each has its row under every warp, by one rule.
+    own = [row for row in rows if row["drafter"] not in subjects.TOYS]
+    assert len(own) == len({(row["drafter"], row["warp"]) for row in own})
+    assert len(own) == len(subjects.examples()) * len(subjects.WARPS)
     assert {row["verdict"] for row in rows} == {"exact", "lossy, as declared"}
     assert all(row["negative_control_p_value"] < certificate.CONTROL_LEVEL for row in rows)
     for row in rows:

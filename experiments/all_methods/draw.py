@@ -2,7 +2,7 @@
 
     python -m experiments.all_methods.draw runs/evaluate_all/summary.json
 
-Takes summaries of `evaluate`, several for several temperatures, and results_T0.json beside this file. The
+Takes summaries of `evaluate`, several for several temperatures, such as results_T0.json beside this file. The
 prompt sets of a setting are taken together.
 """
 
@@ -61,11 +61,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The settings of a result, each with its methods over all prompt sets; ConfigError for another file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if "times" in found:  # of some of the prompts that were counted
-            timed, counted = found["times"], found["counts"]["methods"]
-            methods = {name: counted[name] | own for name, own in timed["methods"].items()}
-            methods[PLAIN]["prompts"] = len(timed["prompts"])
-            return [found | {"methods": methods}]
         # The last of a setting is the whole; where it has one prompt set only, that is.
         wholes = {setting(section): section for section in found["sections"] + found["overall"]}
     except (OSError, ValueError, KeyError, TypeError) as error:

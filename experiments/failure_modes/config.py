@@ -24,11 +24,15 @@ def method(drafter: dict[str, Any], **cheaper: Any) -> dict[str, Any]:
 
 
 def usual(target: str) -> dict[str, dict[str, Any]]:
-    """A drafter without weights, a cheap one and a good one, and both while they pay."""
+    """A drafter without weights, a cheap one, a good one, both together, and either while it pays."""
     return {
         "prompt_lookup": method({"name": "ngram", "draft_length": 4, "max_ngram": 3}),
         "eagle": method({**EAGLE, "draft_length": 2}, **SMALL),
         "quantized": method({**itself(target, 5), "share_cache": True}, **INT8),
+        "cascade": method(
+            {"name": "cascade", "source": target, "draft_length": 8, "inner": {**EAGLE, "draft_length": 2}},
+            **INT8,
+        ),
         "adaptive_eagle": method(
             adaptive({**EAGLE, "draft_length": 3}, costs=(1.08, 1.14, 1.2), prior=0.35), **SMALL
         ),
@@ -67,7 +71,12 @@ VARIANTS = {
     "length": {"max_new_tokens": (8, 32, 128, 512), "limit": 3},
     "batch": {"batch_sizes": (1, 4, 16, 32), "prompts": ("mt_bench",), "limit": 32, "max_new_tokens": (32,)},
     "drafter": {"limit": 4},
-    "domain": {"prompts": ("spec_bench",), "per_category": 4, "temperatures": (0.0, 1.0)},
+    "domain": {
+        "prompts": ("spec_bench",),
+        "per_category": 2,
+        "temperatures": (0.0, 1.0),
+        "max_new_tokens": (40,),
+    },
 }
 
 

@@ -70,7 +70,7 @@ def _build(
     if is_learned(module, config):
         return build_learned(fields["name"], module, config, loaded, own_dtype, tokens)
     if not hasattr(config, "source"):
-        weights = _head(tokens, loaded.target, loaded.params) | _earlier(config, loaded)
+        weights = _head(tokens, loaded.target, loaded.params) | _earlier(module, config, loaded)
         return module.build(config, loaded.target), weights
     target = loaded.target._replace(dtype=own_dtype)
     if config.source == loaded.source and own_dtype == loaded.target.dtype:
@@ -94,12 +94,12 @@ def _head(tokens: DraftTokens, model: Target, params: Params) -> Params:
     return jax.device_put(quantize_products(head)) if model.dtype == jnp.int8 else head
 
 
-def _earlier(config: Any, loaded: LoadedTarget) -> Params:
+def _earlier(module: ModuleType, config: Any, loaded: LoadedTarget) -> Params:
     """The earlier outputs that a drafter's config names, as its weights."""
     if not getattr(config, "earlier", ()):
         return {}
     tokens = read_outputs(config.earlier, config.num_earlier, loaded.target.vocab_size)
-    return {"earlier": jax.device_put(tokens)}
+    return {module.EARLIER: jax.device_put(tokens)}
 
 
 def _compose(

@@ -7,15 +7,17 @@ The arguments are in VARIANTS. "batch" wants MT-bench's question.jsonl and "doma
 (--config.prompts_path=DIR); the others take the packaged prompts.
 """
 
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from specjax.config import run_config
+from specjax.config import load_config, run_config
 
+ALL_METHODS = Path(__file__).parents[2] / "configs" / "evaluate_all_llama.py"
 INT8 = {"drafter_dtype": "int8"}
 SMALL = {**INT8, "draft_vocab_size": 2048}
-EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2"}
+EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 3}
 
 
 def method(drafter: dict[str, Any], **cheaper: Any) -> dict[str, Any]:
@@ -23,23 +25,12 @@ def method(drafter: dict[str, Any], **cheaper: Any) -> dict[str, Any]:
     return {"drafter": drafter, "verify": "rejection", **cheaper}
 
 
-def usual(target: str) -> dict[str, dict[str, Any]]:
+def usual() -> dict[str, dict[str, Any]]:
     """A drafter without weights, a cheap one, a good one, both together, and either while it pays."""
-    return {
-        "prompt_lookup": method({"name": "ngram", "draft_length": 4, "max_ngram": 3}),
-        "eagle": method({**EAGLE, "draft_length": 2}, **SMALL),
-        "quantized": method({**itself(target, 5), "share_cache": True}, **INT8),
-        "cascade": method(
-            {"name": "cascade", "source": target, "draft_length": 8, "inner": {**EAGLE, "draft_length": 2}},
-            **INT8,
-        ),
-        "adaptive_eagle": method(
-            adaptive({**EAGLE, "draft_length": 3}, costs=(1.08, 1.14, 1.2), prior=0.35), **SMALL
-        ),
-        "adaptive": method(
-            adaptive(itself(target, 6), costs=(1.6, 2.05, 2.5, 3.0, 3.45, 3.95), prior=0.9), **INT8
-        ),
-    }
+    known = load_config(str(ALL_METHODS)).methods.to_dict()
+    eagle = {"name": "adaptive", "inner": EAGLE, "costs": (1.08, 1.14, 1.2), "prior": 0.35}
+    names = ("prompt_lookup", "eagle", "quantized", "cascade", "adaptive")
+    return {name: known[name] for name in names} | {"adaptive_eagle": method(eagle, **SMALL)}
 
 
 def of_every_size(target: str) -> dict[str, dict[str, Any]]:
@@ -47,7 +38,7 @@ def of_every_size(target: str) -> dict[str, dict[str, Any]]:
     distilled = {"name": "draft_model", "source": "zoo:draft_model_smollm2", "draft_length": 3}
     thinned = {"name": "self_speculative", "draft_length": 3, "skip_layers": (3, 17)}
     return {
-        "eagle_int8": method({**EAGLE, "draft_length": 3}, **SMALL),
+        "eagle_int8": method(EAGLE, **SMALL),
         "two_layers_int8": method(distilled, **INT8),
         "target_int8": method(itself(target, 3), **INT8),
         "target_bfloat16": method(itself(target, 3), drafter_dtype="bfloat16"),
@@ -59,11 +50,6 @@ def of_every_size(target: str) -> dict[str, dict[str, Any]]:
 def itself(target: str, draft_length: int) -> dict[str, Any]:
     """The target as its own drafter."""
     return {"name": "draft_model", "source": target, "draft_length": draft_length}
-
-
-def adaptive(inner: dict[str, Any], costs: tuple[float, ...], prior: float) -> dict[str, Any]:
-    """A drafter as far as it pays."""
-    return {"name": "adaptive", "inner": inner, "costs": costs, "prior": prior}
 
 
 VARIANTS = {
@@ -82,7 +68,7 @@ VARIANTS = {
 
 def get_config(axis: str) -> ConfigDict:
     config = run_config("evaluate")
-    config.methods = (of_every_size if axis == "drafter" else usual)(config.target)
+    config.methods = of_every_size(config.target) if axis == "drafter" else usual()
     for name, value in VARIANTS[axis].items():
         config[name] = value
     return config

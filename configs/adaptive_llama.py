@@ -17,7 +17,7 @@ from specjax.config import run_config
 
 EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 3}
 NGRAM = {"name": "ngram", "draft_length": 4, "max_ngram": 3}
-QUANTIZED = {"name": "draft_model", "draft_length": 6}
+QUANTIZED = {"name": "draft_model", "draft_length": 6, "share_cache": True}
 # The inner drafter, what its rounds cost, what is believed of it, and the type of its weights.
 VARIANTS = {
     "quantized": (QUANTIZED, (1.6, 2.05, 2.5, 3.0, 3.45, 3.95), 0.9, "int8"),

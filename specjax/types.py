@@ -222,7 +222,8 @@ class Drafter(NamedTuple):
     observed, or some went that were; `features` [B, W, F] are those of W positions from `first` on.
     `sizes` are numbers of nodes below `num_nodes` for which a pass of its own is compiled: a round whose
     later nodes all hold `NO_TOKEN` takes the smallest that is enough. `written(state)` is the target's cache
-    after a draft that wrote into its scratch slots; None where drafting leaves it alone.
+    after a draft that wrote into its scratch slots; None where drafting leaves it alone. A drafter that
+    writes there keeps nothing else from `propose` to `observe`.
     """
 
     init: Callable[[ModelParams, Context, dict[str, jax.Array], int], DraftState]

@@ -16,13 +16,13 @@ import pytest
 
 from specjax import cache as kv
 from specjax.decode import rollout, row_keys, start
-from specjax.drafters import self_speculative
+from specjax.drafters import adaptive, self_speculative
 from specjax.models.functional import make_target, stack_layers
 from specjax.prefill import read_prompt
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.trees.topology import ancestor_mask, depths
-from specjax.types import NO_PARENT, KVCache, ModelParams, Params, Target
+from specjax.types import NO_PARENT, KVCache, ModelParams, Params, Parts, Target
 from specjax.verify import greedy
 
 CAPACITY = 24
@@ -208,6 +208,20 @@ def test_a_chain_moves_nothing_and_a_path_only_itself() -> None:
     # The negative control: a cache that is not given away has to be copied.
     kept = jax.jit(kv.commit).lower(cache, cache.length, path).compile().as_text()
     assert "copy" in cache_operations(kept, cache)
+
+
+def test_adaptive_rounds_draft_in_the_targets_cache_in_place(
+    tiny_target: Target, tiny_params: Params
+) -> None:
+    thinned = self_speculative.Config(draft_length=3, skip_layers=(1,), share_cache=True)
+    inner = self_speculative.build(thinned, tiny_target)
+    config = adaptive.Config({}, (1.3, 1.6, 1.9))
+    drafter = adaptive.build(config, tiny_target, Parts(inner))
+    method, params = Method(tiny_target, drafter, greedy.verify), ModelParams(tiny_params, {"inner": {}})
+    options = {"warp": make_warp(2), "keys": row_keys(0, [0, 1]), "capacity": 500}
+    request, state = start(method, params, [[1, 2, 3], [4, 5]], max_new_tokens=20, **options)
+    compiled = rollout.lower(method, params, request, state, 3).compile().as_text()
+    assert cache_operations(compiled, state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
 
 
 @pytest.mark.parametrize("branching", [(), (2, 2, 1)])

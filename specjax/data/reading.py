@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from specjax.data.features import recording
+from specjax.data.features import FEATURE_DTYPE, features_of_text, recording
 from specjax.decode import bucket, prefill, row_keys
 from specjax.sampling import make_warp
 from specjax.types import ModelParams, Params, Request, Target
-
-FEATURE_DTYPE = jnp.bfloat16  # of features on disk
 
 
 def feature_bytes(target: Target, params: Params, names: Sequence[str]) -> int:
@@ -39,7 +37,7 @@ def read(
 
     Those of a text's last token are left out, as where the target writes: nothing comes after it.
     """
-    method = recording(target, names, FEATURE_DTYPE)
+    method = recording(target, names)
     keys, warp = row_keys(0, range(num_rows)), make_warp(num_rows, 0.0)
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
     for first in range(0, len(order), num_rows):
@@ -61,7 +59,4 @@ def read(
             prompt_size=width,
         )
         found = {name: np.asarray(values) for name, values in state.draft_state.features.items()}
-        yield {
-            place: {name: values[row, : lengths[row] - 1] for name, values in found.items()}
-            for row, place in enumerate(places)
-        }
+        yield {place: features_of_text(found, row, lengths[row]) for row, place in enumerate(places)}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.data.features import Record
+from specjax.data.features import Record, features_of_text
 from specjax.decode import rollout, row_keys, start
 from specjax.sampling import make_warp
 from specjax.step import Method
@@ -134,5 +134,5 @@ def _written(job: Job, row: int, state: DecodeState) -> Written:
     return Written(
         job,
         np.asarray(state.tokens[row])[:length].tolist(),
-        {name: np.asarray(values[row])[: length - 1] for name, values in features.items()},
+        features_of_text(features, row, length),
     )

@@ -30,6 +30,7 @@ from specjax.types import (
     Draft,
     Drafter,
     Effort,
+    KVCache,
     ModelParams,
     Parts,
     Target,
@@ -77,6 +78,12 @@ EXAMPLES = {
         {"name": "draft_model", "draft_length": 3}, (1.1, 1.5, 2.4), confidence=0.2, probe_every=2
     ),
     "adaptive eagle": Config({"name": "eagle", "draft_length": 2}, (1.5, 2.5), probe_every=3, half_life=2.0),
+    "adaptive with the target's cache": Config(
+        {"name": "self_speculative", "draft_length": 2, "skip_layers": (1,), "share_cache": True},
+        (1.2, 1.6),
+        probe_every=2,
+        half_life=2.0,
+    ),
 }
 
 
@@ -84,7 +91,8 @@ class State(NamedTuple):
     """The inner drafter's state and each row's counts; `tried` and `accepted` [B, D] fade with time.
 
     `wanted` [B] is the length of the next draft, `idle` [B] the rounds since the last one. `num_unread`
-    rounds, whose pending tokens had the `features` [B, W, F], came without the drafter.
+    rounds, whose pending tokens had the `features` [B, W, F], came without the drafter. `cache` is there
+    between a draft in the target's cache and its verification.
     """
 
     inner: Any
@@ -95,6 +103,7 @@ class State(NamedTuple):
     length: Int[Array, "B"]
     num_unread: Int[Array, ""]
     features: dict[str, Float[Array, "B W F"]]
+    cache: KVCache | None = None
 
 
 def build(config: Config, target: Target, parts: Parts) -> Drafter:
@@ -105,8 +114,6 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             f"drafter.costs has {len(config.costs)} numbers and the inner drafter drafts up to {max_depth} "
             "tokens: give one for each length"
         )
-    if inner.written is not None:
-        raise ConfigError("the inner drafter writes into the target's cache (share_cache): leave that out")
     if any(not 1 <= size < inner.num_nodes for size in config.sizes):
         raise ConfigError(
             f"drafter.sizes is {config.sizes}: give numbers from 1 to {inner.num_nodes - 1}, below the "
@@ -154,9 +161,15 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
 
         def ask(state: State) -> tuple[Draft, State]:
             state = catch_up(params, state, context)
-            draft, after = inner.propose(own(params), keys, state.inner, context._replace(effort=effort))
-            return draft, state._replace(inner=after)
+            cache = context.cache if inner.written is None else state.cache
+            asked = context._replace(effort=effort, cache=cache)
+            draft, after = inner.propose(own(params), keys, state.inner, asked)
+            if inner.written is None:
+                return draft, state._replace(inner=after)
+            return draft, state._replace(cache=inner.written(after))
 
+        if inner.written is not None:
+            state = state._replace(cache=context.cache)
         shapes = jax.eval_shape(lambda state: ask(state)[0], state)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)._replace(
             tokens=jnp.full(shapes.tokens.shape, NO_TOKEN, jnp.int32),
@@ -185,6 +198,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             state = state._replace(features=kept, num_unread=state.num_unread + 1)
             return run_if(state.num_unread == UNREAD, lambda state: catch_up(params, state, context), state)
 
+        state = state._replace(cache=None)
         state = run_if(has_drafted, learn, state)
         state = run_if(~has_drafted, miss, state)
 
@@ -219,4 +233,5 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         features=inner.features,
         resume=resume,
         sizes=config.sizes,
+        written=None if inner.written is None else lambda state: state.cache,
     )

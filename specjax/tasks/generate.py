@@ -22,7 +22,7 @@ from specjax.config import Field, Options, check_at_least_1, check_seed
 from specjax.data import instructions, shards
 from specjax.data.conversations import around
 from specjax.data.features import recording
-from specjax.data.reading import FEATURE_DTYPE, feature_bytes
+from specjax.data.reading import feature_bytes
 from specjax.data.self_written import GROUP, Job, Settings, Written, write
 from specjax.data.token_store import Sample
 from specjax.data.tokenizer import Tokenizer
@@ -195,7 +195,7 @@ def _written(
 def _method(config: ConfigDict, loaded: LoadedTarget) -> Method:
     if not config.features:
         return Method(loaded.target)
-    return recording(loaded.target, config.features, FEATURE_DTYPE)
+    return recording(loaded.target, config.features)
 
 
 def _settings(config: ConfigDict, loaded: LoadedTarget) -> Settings:

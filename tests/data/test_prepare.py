@@ -17,7 +17,6 @@ from specjax.build import LoadedTarget, build_target
 from specjax.data import batches, feature_store, shards, token_store
 from specjax.data.features import recording
 from specjax.data.prompts import load_prompts
-from specjax.data.reading import FEATURE_DTYPE
 from specjax.data.self_written import Job, Settings, write
 from specjax.data.token_store import Sample
 from specjax.trees.topology import chain_mask
@@ -79,7 +78,7 @@ def recorded(folder: Path, loaded: LoadedTarget) -> list[dict[str, np.ndarray]]:
     """Texts that the target wrote, and the features that were kept on the way."""
     (folder / "written").mkdir()
     jobs = [Job(number, tuple(range(10, 14 + 3 * number)), number % 2) for number in range(8)]
-    method = recording(loaded.target, FEATURES, FEATURE_DTYPE)
+    method = recording(loaded.target, FEATURES)
     done = sorted(
         write(method, ModelParams(loaded.params, {}), jobs, WRITING), key=lambda one: one.job.number
     )

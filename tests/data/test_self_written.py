@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.data.features import recording
+from specjax.data.features import FEATURE_DTYPE, recording
 from specjax.data.self_written import GROUP, Job, Settings, write
 from specjax.decode import generate, new_tokens, row_keys, start
 from specjax.sampling import make_warp
@@ -31,7 +31,7 @@ def jobs(count: int) -> list[Job]:
 
 @pytest.fixture(scope="module")
 def written(tiny_target: Target, tiny_params: Params):
-    method = recording(tiny_target, ("last_hidden", "hidden.1"), jnp.float32)
+    method = recording(tiny_target, ("last_hidden", "hidden.1"))
     # More jobs than rows, and a last group that is not full.
     return list(write(method, ModelParams(tiny_params, {}), jobs(2 * GROUP + 11), SETTINGS))
 
@@ -47,7 +47,7 @@ def test_every_job_ends_once(written) -> None:
 
 
 def test_each_text_is_what_its_row_writes_alone(written, tiny_target: Target, tiny_params: Params) -> None:
-    method, params = recording(tiny_target, (), jnp.float32), ModelParams(tiny_params, {})
+    method, params = recording(tiny_target, ()), ModelParams(tiny_params, {})
     for one in written[:: len(written) // 5]:
         request, state = start(
             method,
@@ -76,8 +76,14 @@ def test_features_are_those_of_a_fresh_reading(written, tiny_target: Target, tin
         # What stands behind a text is not seen from within.
         fresh = read(np.pad([one.tokens], ((0, 0), (0, width - len(one.tokens)))))
         for name, values in one.features.items():
-            assert values.shape == (rows, 32)
-            np.testing.assert_allclose(values, np.asarray(fresh[name])[0, :rows], atol=2e-4, err_msg=name)
+            assert values.shape == (rows, 32) and values.dtype == FEATURE_DTYPE
+            np.testing.assert_allclose(
+                values.astype(np.float32),
+                np.asarray(fresh[name])[0, :rows],
+                rtol=2**-8,  # half a step of bfloat16
+                atol=2e-4,
+                err_msg=name,
+            )
 
 
 def test_plain_decoding_has_no_features(tiny_target: Target, tiny_params: Params) -> None:

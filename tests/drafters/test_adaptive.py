@@ -91,6 +91,23 @@ def test_a_pass_has_no_more_nodes_than_it_needs(tiny_target: Target, tiny_params
     assert sizes.count(1) >= len(sizes) - drafting > 0
 
 
+def test_a_drafter_in_the_targets_cache_keeps_none(tiny_target: Target, tiny_params: Params) -> None:
+    """It drafts in some rounds and not in others, and the text is that of plain decoding."""
+    thinned = {"name": "self_speculative", "draft_length": 3, "skip_layers": (0,), "share_cache": True}
+    texts = {}
+    for name, prior in (("now and then", 0.6), ("never", 0.0)):
+        probe_every = 3 if prior else 10**6
+        config = adaptive.Config(thinned, (1.3, 1.6, 1.9), prior=prior, probe_every=probe_every)
+        state, infos = decode(tiny_target, tiny_params, config, 0.0)
+        assert state.draft_state.inner == {} and state.draft_state.cache is None
+        texts[name] = np.asarray(state.tokens), np.asarray(state.length)
+        drafting = (infos.num_drafted > 0).mean()
+        assert 0.1 < drafting < 0.9 if prior else drafting == 0
+    shared = int(min(lengths.min() for _, lengths in texts.values()))
+    assert shared > 30
+    np.testing.assert_array_equal(*(tokens[:, :shared] for tokens, _ in texts.values()))
+
+
 LATE = {
     "draft_model": (draft_model, draft_model.Config(draft_length=2)),
     "eagle": (eagle, eagle.Config(draft_length=2)),

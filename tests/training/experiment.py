@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.build import build_target
@@ -50,7 +49,7 @@ def write_texts(folder: Path, target: Path, count: int = NUM_TEXTS) -> None:
     draw = np.random.default_rng(0)
     prompts = [tuple(draw.integers(3, 300, size=draw.integers(2, 8)).tolist()) for _ in range(count)]
     jobs = [Job(number, prompt, 0.0) for number, prompt in enumerate(prompts)]
-    method = recording(loaded.target, ("last_hidden",), jnp.bfloat16)
+    method = recording(loaded.target, ("last_hidden",))
     settings = Settings(16, 32, NEW_TOKENS, 1.0, 0, loaded.tokenizer.stop_tokens)
     written = sorted(write(method, ModelParams(loaded.params, {}), jobs, settings), key=lambda one: one.job)
     for number, part in enumerate((written[: count // 2], written[count // 2 :])):

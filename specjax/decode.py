@@ -19,9 +19,13 @@ from specjax.types import (
     ROOT,
     Context,
     DecodeState,
+    Drafter,
+    KVCache,
     ModelParams,
+    Params,
     Request,
     StepInfo,
+    Target,
     Verdict,
     Warp,
 )
@@ -151,7 +155,6 @@ def prepare(
     return request, jnp.asarray(tokens), jnp.asarray(lengths)
 
 
-@functools.partial(jax.jit, static_argnames=("method", "prompt_size"))
 def prefill(
     method: Method,
     params: ModelParams,
@@ -161,16 +164,46 @@ def prefill(
     keys: Key[Array, "B"],
     prompt_size: int,
 ) -> DecodeState:
-    """Read the prompts, the first `prompt_size` columns of `tokens`; their last tokens stay pending."""
-    batch, capacity = tokens.shape
-    drafter = method.drafter
-    names = () if drafter is None else drafter.features
-    empty = method.target.init_cache(batch, capacity)
-    cache, features = read_prompt(method.target.forward, params.target, tokens[:, :prompt_size], empty, names)
-    cache = cache._replace(length=lengths - 1)
+    """Read the prompts, the first `prompt_size` columns of `tokens`; their last tokens stay pending.
+
+    Two programs, of which all methods of a target share the first as far as they need the same features.
+    """
+    names = () if method.drafter is None else method.drafter.features
+    cache, features = read_prompts(method.target, names, params.target, tokens, lengths, prompt_size)
+    return begin(method.drafter, params, request, tokens, lengths, keys, cache, features, prompt_size)
+
+
+@functools.partial(jax.jit, static_argnames=("target", "names", "prompt_size"))
+def read_prompts(
+    target: Target,
+    names: tuple[str, ...],
+    weights: Params,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    prompt_size: int,
+) -> tuple[KVCache, dict[str, Array]]:
+    """The target's cache with all but the last token of every prompt, and the named features [B, P, F]."""
+    empty = target.init_cache(*tokens.shape)
+    cache, features = read_prompt(target.forward, weights, tokens[:, :prompt_size], empty, names)
+    return cache._replace(length=lengths - 1), features
+
+
+@functools.partial(jax.jit, static_argnames=("drafter", "prompt_size"), donate_argnames=("cache",))
+def begin(
+    drafter: Drafter | None,
+    params: ModelParams,
+    request: Request,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    keys: Key[Array, "B"],
+    cache: KVCache,
+    features: dict[str, Array],
+    prompt_size: int,
+) -> DecodeState:
+    """The state in which decoding starts, from what `read_prompts` found; `cache` is used up."""
     context = Context(tokens, lengths, request.warp)
     draft_state = {} if drafter is None else drafter.init(params, context, features, prompt_size)
-    return DecodeState(tokens, lengths, jnp.zeros((batch,), bool), keys, cache, draft_state)
+    return DecodeState(tokens, lengths, jnp.zeros(lengths.shape, bool), keys, cache, draft_state)
 
 
 @functools.partial(jax.jit, static_argnames=("method",), donate_argnames=("state",))

@@ -20,7 +20,9 @@ from specjax.decode import (
     stream,
     stream_text,
 )
+from specjax.drafters import eagle, ngram
 from specjax.errors import ConfigError
+from specjax.eval.exactness.subjects import made_up
 from specjax.prefill import CHUNK, read_prompt
 from specjax.sampling import make_warp
 from specjax.step import Method
@@ -168,6 +170,39 @@ def test_a_state_is_used_up(counting: Method) -> None:
     generate(counting, NO_WEIGHTS, request, state)
     with pytest.raises((RuntimeError, ValueError), match=r"deleted|donated"):
         generate(counting, NO_WEIGHTS, request, state)
+
+
+def test_methods_of_a_target_share_the_reading_of_the_prompts(
+    tiny_target: Target, tiny_params: Params
+) -> None:
+    """Traced once for each set of features, whatever is drafted; and drafters go on from the very same."""
+    traced: list[tuple[str, ...]] = []
+
+    def noted(params, tokens, positions, mask, cache, features=()):
+        traced.append(features)
+        return tiny_target.forward(params, tokens, positions, mask, cache, features)
+
+    target = tiny_target._replace(forward=noted)
+    short, long = (ngram.build(ngram.Config(draft_length=n, max_ngram=2), target) for n in (2, 4))
+    heads = [made_up(eagle, eagle.Config(draft_length=n), target, tiny_params, 0.1) for n in (2, 3)]
+    methods = [(None, {}), (short, {}), (long, {}), *heads]
+    caches = []
+    for drafter, weights in methods:
+        verify = None if drafter is None else rejection.verify
+        params = ModelParams(tiny_params, weights)
+        _, state = start(
+            Method(target, drafter, verify),
+            params,
+            [[3, 1, 2], [7, 5]],
+            max_new_tokens=8,
+            warp=make_warp(2),
+            keys=row_keys(0, [0, 1]),
+            capacity=64,
+        )
+        caches.append(state.cache)
+    assert traced == [(), ("last_hidden",)]
+    for cache in caches[1:]:
+        jax.tree.map(np.testing.assert_array_equal, cache, caches[0])
 
 
 def test_stream_text_joins_what_each_row_got() -> None:

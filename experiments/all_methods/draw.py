@@ -1,4 +1,4 @@
-"""What every drafter gains over plain decoding, in one picture: a panel for each setting of the results.
+"""What every drafter gains over plain decoding: a picture, and beside it tables.md, for each setting of the results.
 
     python -m experiments.all_methods.draw runs/evaluate_all/summary.json
 
@@ -10,20 +10,52 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from specjax.analysis import plots
+from specjax.analysis import plots, theory
 from specjax.errors import ConfigError, SpecjaxError
 from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN
+from specjax.eval.metrics import Metrics
+from specjax.eval.timing import PARTS, STEP
 from specjax.storage import replacing
 
-PICTURE = Path(__file__).with_name("speedup.png")
+PICTURE, TABLES = Path(__file__).with_name("speedup.png"), "tables.md"
 SETTING = ("temperature", "batch_size", "max_new_tokens")
 LABEL = "speed-up over plain decoding with its 95 % interval; behind the bar, tokens per pass"
+NOTES = [
+    "Speed-up: of decoding, without prefill, with its 95 % interval by bootstrap over prompts. A pass costs: in "
+    "passes of plain decoding, drafting included. By prompt set: tokens per pass; speed-up.",
+    "Memory-bound is a model, not a measurement: tokens per pass / (1 + the time of a draft over that of a plain "
+    "pass), for a device where a pass over any draft costs a plain one. It takes the prompt sets whose steps were "
+    "timed by parts together, those named above the parts.",
+    "A drafter that adapts has no step that stands for all of its rounds, and so neither parts nor that model.",
+]
+
+
+class Setting(NamedTuple):
+    """The `methods` of a setting by prompt set and of all sets together, and which of them adapt."""
+
+    whole: Mapping[str, Any]
+    sets: Mapping[str, Mapping[str, Metrics]]
+    adaptive: frozenset[str]
+
+    @property
+    def ranked(self) -> list[str]:
+        """The drafters' names, the largest speed-up first."""
+        methods = self.whole["methods"]
+        names = (name for name in methods if name != PLAIN)
+        return sorted(names, key=lambda name: methods[name]["speedup"]["value"], reverse=True)
+
+    def timed(self, name: str = PLAIN) -> dict[str, Mapping[str, Metrics]]:
+        """The prompt sets where a method's step was timed; none for a drafter that adapts."""
+        if name in self.adaptive:
+            return {}
+        return {label: methods for label, methods in self.sets.items() if "step" in methods[name]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,60 +68,117 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.out.suffix != ".png":
             raise ConfigError(f"--out is {args.out}: give a name that ends in .png")
         results.check_writable(args.out.parent)
-        panels = make_panels(args.results)
+        settings = read_all(args.results)
+        panels = {title.replace(", ", "\n", 1): bars(setting) for title, setting in settings.items()}
         picture = plots.png(plots.ranking(panels, x_label=LABEL, reference=1.0))
+        report = tables.Report(
+            [make(title, setting) for title, setting in settings.items() for make in (gains, parts)], NOTES
+        )
         with replacing(args.out) as draft:
             draft.write_bytes(picture)
+        results.write_whole(args.out.with_name(TABLES), report.markdown())
     except SpecjaxError as error:
         print(f"specjax: error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def make_panels(paths: Sequence[Path]) -> dict[str, dict[str, plots.Bar]]:
-    """The bars of every setting by its title; ConfigError where two results have the same."""
-    panels: dict[str, dict[str, plots.Bar]] = {}
+def read_all(paths: Sequence[Path]) -> dict[str, Setting]:
+    """Every setting by its title; ConfigError where two results have the same."""
+    settings: dict[str, Setting] = {}
     for path in paths:
-        for section in read(path):
-            if (name := title(section)) in panels:
-                raise ConfigError(f"{path} has once more: {' '.join(name.split())}: name one result of it")
-            panels[name] = bars(section)
-    return panels
+        for found in read(path):
+            prompts = f"{found.whole['methods'][PLAIN]['prompts']} prompts"
+            title = tables.section_title({**found.whole, "prompts": prompts})
+            if title in settings:
+                raise ConfigError(f"{path} has once more: {title}: name one result of it")
+            settings[title] = found
+    return settings
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The settings of a result, each with its methods over all prompt sets; ConfigError for another file."""
+def read(path: Path) -> list[Setting]:
+    """The settings of a result; ConfigError for another file."""
+
+    def place(section: Mapping[str, Any]) -> tuple[float, ...]:
+        return tuple(section[name] for name in SETTING)
+
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        methods = found["config"]["methods"].items()
+        adaptive = frozenset(name for name, own in methods if own["drafter"]["name"] == "adaptive")
+        sets: dict[tuple[float, ...], dict[str, Mapping[str, Metrics]]] = {}
+        for section in found["sections"]:
+            sets.setdefault(place(section), {})[section["prompts"]] = section["methods"]
         # The last of a setting is the whole; where it has one prompt set only, that is.
-        wholes = {setting(section): section for section in found["sections"] + found["overall"]}
+        wholes = {place(section): section for section in found["sections"] + found["overall"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is no result of `evaluate` ({error}): name the summary.json of a run"
         ) from error
-    return list(wholes.values())
+    return [Setting(whole, sets[at], adaptive) for at, whole in wholes.items()]
 
 
-def setting(section: Mapping[str, Any]) -> tuple[float, ...]:
-    """What a panel is for."""
-    return tuple(section[name] for name in SETTING)
-
-
-def title(section: Mapping[str, Any]) -> str:
-    """The number of prompts, and the setting."""
-    prompts = f"{section['methods'][PLAIN]['prompts']} prompts"
-    return tables.section_title({**section, "prompts": prompts}).replace(", ", "\n", 1)
-
-
-def bars(section: Mapping[str, Any]) -> dict[str, plots.Bar]:
+def bars(setting: Setting) -> dict[str, plots.Bar]:
     """A bar for every method but plain decoding."""
+    methods = setting.whole["methods"]
     return {
-        name.replace("_", " "): plots.Bar(
-            own["speedup"]["value"], own["speedup"]["interval"], f"{own['tokens_per_step']:.2f}"
+        shown(name): plots.Bar(
+            methods[name]["speedup"]["value"],
+            methods[name]["speedup"]["interval"],
+            f"{methods[name]['tokens_per_step']:.2f}",
         )
-        for name, own in section["methods"].items()
-        if name != PLAIN
+        for name in setting.ranked
     }
+
+
+def gains(title: str, setting: Setting) -> tables.Table:
+    """A row for every drafter: what it gains, overall and by prompt set, and would where passes cost the same."""
+    methods, names, sets = setting.whole["methods"], setting.ranked, setting.sets
+    gained = {name: methods[name]["speedup"] for name in names}
+    modelled = {name: if_memory_bound(name, setting) for name in names}
+    cells = {
+        "method": [shown(name) for name in names],
+        "tokens per pass": [f"{methods[name]['tokens_per_step']:.2f}" for name in names],
+        "a pass costs": [f"{methods[name]['break_even_tokens_per_step']:.2f}" for name in names],
+        "speed-up (95 %)": [f"{s['value']:.2f} ({tables.interval(s['interval'])})" for s in gained.values()],
+        "memory-bound (model)": ["-" if value is None else f"{value:.2f}" for value in modelled.values()],
+    }
+    for label, own in sets.items() if len(sets) > 1 else ():
+        cells[label] = [f"{own[n]['tokens_per_step']:.2f}; {own[n]['speedup']['value']:.2f}" for n in names]
+    if setting.whole["temperature"] == 0:
+        counts = [methods[name]["identical_to_greedy"] for name in names]
+        cells["identical"] = [f"{count['identical']} of {count['of']}" for count in counts]
+    return tables.Table(title, tuple(cells), list(zip(*cells.values(), strict=True)))
+
+
+def if_memory_bound(name: str, setting: Setting) -> float | None:
+    """The speed-up where a pass over any draft costs a plain one, as `evaluate` has it; None without parts."""
+    if not (timed := setting.timed(name).values()):
+        return None
+    stored = setting.whole["methods"][name].get("speedup_if_memory_bound")
+    if stored is not None:
+        return float(stored["value"])
+    tokens, steps = (sum(methods[name][count] for methods in timed) for count in ("tokens", "steps"))
+    drafting = statistics.mean(
+        methods[name]["step"]["seconds"]["draft"] / methods[PLAIN]["step"]["seconds"][STEP] for methods in timed
+    )
+    return theory.speedup(tokens / steps, 1, drafting, verify_cost=1.0)
+
+
+def parts(title: str, setting: Setting) -> tables.Table:
+    """A row for every drafter: the share of each part in a step, the mean of the prompt sets that have it."""
+    rows = []
+    for name in setting.ranked:
+        if shares := [methods[name]["step"]["shares"] for methods in setting.timed(name).values()]:
+            means = (statistics.mean(share[part] for share in shares) for part in PARTS)
+            rows.append((shown(name), *(f"{mean:.2f}" for mean in means)))
+    sets = ", ".join(setting.timed()) or "no set"
+    return tables.Table(f"Where a step's time goes, mean of {sets}: {title}", ("method", *PARTS), rows)
+
+
+def shown(name: str) -> str:
+    """A method's name as people read it."""
+    return name.replace("_", " ")
 
 
 if __name__ == "__main__":

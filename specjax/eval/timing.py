@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from specjax.decode import DecodeStats, generate, prefill
+from specjax.decode import DecodeStats, begin, generate, read_prompts
 from specjax.step import Method, step
 from specjax.types import DecodeState, ModelParams, Request
 
@@ -40,17 +40,30 @@ class Timed(NamedTuple):
     decode_seconds: float
 
 
+class Reading(NamedTuple):
+    """`decode.prefill` as its two compiled programs."""
+
+    of_target: jax.stages.Compiled
+    of_drafter: jax.stages.Compiled
+
+    def __call__(self, params: ModelParams, inputs: Inputs) -> DecodeState:
+        """The state in which decoding starts."""
+        request, tokens, lengths, keys, _ = inputs
+        found = self.of_target(params.target, tokens, lengths)
+        return self.of_drafter(params, request, tokens, lengths, keys, *found)
+
+
 class Programs:
     """A method, compiled once for each shape that comes: to read by (B, T, P), to write by (B, T)."""
 
     def __init__(self, method: Method, params: ModelParams) -> None:
         self.method, self.params = method, params
-        self._prefill: dict[tuple[int, ...], jax.stages.Compiled] = {}
+        self._prefill: dict[tuple[int, ...], Reading] = {}
         self._generate: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
     def __len__(self) -> int:
         """The number of programs that are kept."""
-        return len(self._prefill) + len(self._generate)
+        return len(Reading._fields) * len(self._prefill) + len(self._generate)
 
     def forget(self) -> None:
         """Keep none of the programs: whatever comes is compiled anew."""
@@ -66,26 +79,33 @@ class Programs:
         if self.knows(inputs):
             return 0.0
         shape = inputs.tokens.shape
-        *arguments, prompt_size = inputs._replace(request=inputs.request._replace(limit=inputs.lengths + 2))
+        inputs = inputs._replace(request=inputs.request._replace(limit=inputs.lengths + 2))
         started = time.perf_counter()
-        read = prefill.lower(self.method, self.params, *arguments, prompt_size).compile()
+        read = self._compile_reading(inputs)
         seconds = time.perf_counter() - started
-        state = read(self.params, *arguments)
+        state = read(self.params, inputs)
         if shape not in self._generate:
             started = time.perf_counter()
-            write = generate.lower(self.method, self.params, arguments[0], state).compile()
+            write = generate.lower(self.method, self.params, inputs.request, state).compile()
             seconds += time.perf_counter() - started
             self._generate[shape] = write
-        jax.block_until_ready(self._generate[shape](self.params, arguments[0], state))
-        self._prefill[*shape, prompt_size] = read
+        jax.block_until_ready(self._generate[shape](self.params, inputs.request, state))
+        self._prefill[*shape, inputs.prompt_size] = read
         return seconds
+
+    def _compile_reading(self, inputs: Inputs) -> Reading:
+        target, drafter, _ = self.method
+        names, size = () if drafter is None else drafter.features, inputs.prompt_size
+        first = read_prompts.lower(target, names, self.params.target, inputs.tokens, inputs.lengths, size)
+        second = begin.lower(drafter, self.params, *inputs[:-1], *first.out_info, size)
+        return Reading(first.compile(), second.compile())
 
     def run(self, inputs: Inputs) -> Timed:
         """Decode once, compiled already; every clock is read after the device has finished."""
         shape = inputs.tokens.shape
         read, write = self._prefill[*shape, inputs.prompt_size], self._generate[shape]
         started = time.perf_counter()
-        state = jax.block_until_ready(read(self.params, *inputs[:-1]))
+        state = jax.block_until_ready(read(self.params, inputs))
         between = time.perf_counter()
         state, stats = jax.block_until_ready(write(self.params, inputs.request, state))
         return Timed(state, stats, between - started, time.perf_counter() - between)
@@ -101,22 +121,21 @@ class Programs:
     def memory(self, inputs: Inputs) -> dict[str, int | None]:
         """Bytes that decoding `inputs`, compiled already, needs at its `peak`, its `weights` among them.
 
-        The peak is that of the larger of the two programs; None where the device's compiler does not tell.
+        The peak is that of the largest of the programs; None where the device's compiler does not tell.
         """
         weights = sum({id(leaf): leaf.nbytes for leaf in jax.tree.leaves(self.params)}.values())
         shape = inputs.tokens.shape
         given = sum(leaf.nbytes for leaf in jax.tree.leaves((inputs.request, *inputs[1:-1])))
-        read, write = (
-            program.memory_analysis()
-            for program in (self._prefill[*shape, inputs.prompt_size], self._generate[shape])
-        )
-        if read is None or write is None:
-            return {"weights": weights, "peak": None}
-        reading = given + read.output_size_in_bytes + read.temp_size_in_bytes
-        # What was read is the state that decoding starts from, and is written over.
-        new = write.output_size_in_bytes - write.alias_size_in_bytes
-        writing = given + read.output_size_in_bytes + new + write.temp_size_in_bytes
-        return {"weights": weights, "peak": weights + max(reading, writing)}
+        peak = held = 0
+        for program in (*self._prefill[*shape, inputs.prompt_size], self._generate[shape]):
+            needs = program.memory_analysis()
+            if needs is None:
+                return {"weights": weights, "peak": None}
+            # What the program before it found is there still, and some of that is written over.
+            new = needs.output_size_in_bytes - needs.alias_size_in_bytes
+            peak = max(peak, held + new + needs.temp_size_in_bytes)
+            held = needs.output_size_in_bytes
+        return {"weights": weights, "peak": weights + given + peak}
 
 
 class Parts:

@@ -1,4 +1,4 @@
-"""What every drafter gains over plain decoding: a picture, and beside it tables.md, for each setting of the results.
+"""What every drafter gains over plain decoding, for each setting of the results: a picture and tables.md.
 
     python -m experiments.all_methods.draw runs/evaluate_all/summary.json
 
@@ -28,12 +28,12 @@ PICTURE, TABLES = Path(__file__).with_name("speedup.png"), "tables.md"
 SETTING = ("temperature", "batch_size", "max_new_tokens")
 LABEL = "speed-up over plain decoding with its 95 % interval; behind the bar, tokens per pass"
 NOTES = [
-    "Speed-up: of decoding, without prefill, with its 95 % interval by bootstrap over prompts. A pass costs: in "
-    "passes of plain decoding, drafting included. By prompt set: tokens per pass; speed-up.",
-    "Memory-bound is a model, not a measurement: tokens per pass / (1 + the time of a draft over that of a plain "
-    "pass), for a device where a pass over any draft costs a plain one. It takes the prompt sets whose steps were "
-    "timed by parts together, those named above the parts.",
-    "A drafter that adapts has no step that stands for all of its rounds, and so neither parts nor that model.",
+    "Speed-up: of decoding, without prefill, with its 95 % interval by bootstrap over prompts. A pass costs: "
+    "in plain ones, drafting included. By prompt set: tokens per pass; speed-up.",
+    "Memory-bound is a model, not a measurement: tokens per pass / (1 + the time of a draft over that of a "
+    "plain pass, as measured), for a device where a pass over any draft costs a plain one. It is of the "
+    "prompt sets whose steps were timed by parts, all together: those that the parts' table names.",
+    "A drafter that adapts has no step that stands for all its rounds: it has neither parts nor that model.",
 ]
 
 
@@ -132,7 +132,7 @@ def bars(setting: Setting) -> dict[str, plots.Bar]:
 
 
 def gains(title: str, setting: Setting) -> tables.Table:
-    """A row for every drafter: what it gains, overall and by prompt set, and would where passes cost the same."""
+    """A row for every drafter: what it gains, and would under the model, overall, and by prompt set."""
     methods, names, sets = setting.whole["methods"], setting.ranked, setting.sets
     gained = {name: methods[name]["speedup"] for name in names}
     modelled = {name: if_memory_bound(name, setting) for name in names}
@@ -152,7 +152,7 @@ def gains(title: str, setting: Setting) -> tables.Table:
 
 
 def if_memory_bound(name: str, setting: Setting) -> float | None:
-    """The speed-up where a pass over any draft costs a plain one, as `evaluate` has it; None without parts."""
+    """The speed-up if any pass cost a plain one, computed where a summary lacks it; None without parts."""
     if not (timed := setting.timed(name).values()):
         return None
     stored = setting.whole["methods"][name].get("speedup_if_memory_bound")
@@ -160,7 +160,8 @@ def if_memory_bound(name: str, setting: Setting) -> float | None:
         return float(stored["value"])
     tokens, steps = (sum(methods[name][count] for methods in timed) for count in ("tokens", "steps"))
     drafting = statistics.mean(
-        methods[name]["step"]["seconds"]["draft"] / methods[PLAIN]["step"]["seconds"][STEP] for methods in timed
+        methods[name]["step"]["seconds"]["draft"] / methods[PLAIN]["step"]["seconds"][STEP]
+        for methods in timed
     )
     return theory.speedup(tokens / steps, 1, drafting, verify_cost=1.0)
 
@@ -173,7 +174,8 @@ def parts(title: str, setting: Setting) -> tables.Table:
             means = (statistics.mean(share[part] for share in shares) for part in PARTS)
             rows.append((shown(name), *(f"{mean:.2f}" for mean in means)))
     sets = ", ".join(setting.timed()) or "no set"
-    return tables.Table(f"Where a step's time goes, mean of {sets}: {title}", ("method", *PARTS), rows)
+    where = title.partition(", ")[2]  # not all of the prompts
+    return tables.Table(f"Where a step's time goes, mean of {sets}: {where}", ("method", *PARTS), rows)
 
 
 def shown(name: str) -> str:

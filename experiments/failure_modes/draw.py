@@ -1,4 +1,4 @@
-"""Speed-up along every axis of config.py, and where plain decoding wins: pictures, a table and the numbers.
+"""Speed-up along every axis of config.py, and where plain decoding wins: pictures, tables and the numbers.
 
     python -m experiments.failure_modes.draw --runs=runs/failure --out=experiments/failure_modes
 
@@ -21,16 +21,19 @@ from specjax.analysis import plots
 from specjax.errors import ConfigError, SpecjaxError
 from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN
-from specjax.eval.metrics import summarize_lines
+from specjax.eval.metrics import Metrics, summarize_lines
+from specjax.storage import replacing
+from specjax.tasks.evaluate import Section
 
 AXES = {"temperature": "temperature", "length": "max_new_tokens", "batch": "batch_size"}
 LABELS = {
     "temperature": "temperature",
-    "length": "new tokens, prefill counted",
+    "length": "new tokens",
     "batch": "prompts decoded together",
     "drafter": "time of a draft of 3, in plain passes",
     "domain": "Spec-Bench task",
 }
+ALL = "all"  # tasks together
 Point = dict[str, Any]
 
 
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for axis, series in found.items():
             draw(axis, series, args.out / f"{axis}.png")
         results.write_whole(args.out / "results.json", json.dumps(found, indent=1) + "\n")
-        report = tables.Report([as_table(axis, series) for axis, series in found.items()], [NOTE])
+        report = tables.Report([made for item in found.items() for made in as_tables(*item)], NOTES)
         results.write_whole(args.out / "tables.md", report.markdown())
     except SpecjaxError as error:
         print(f"specjax: error: {error}", file=sys.stderr)
@@ -56,44 +59,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-NOTE = (
-    "Speed-up over plain decoding with its 95 % interval by bootstrap over prompts, and tokens per pass; "
-    "**bold** where plain decoding wins, that is, where the whole interval is below 1."
-)
+NOTES = [
+    "Speed-up over plain decoding, of decoding alone; with prefill counted; tokens per pass. By task: tokens "
+    "per pass; speed-up; with prefill. Intervals of 95 % are by bootstrap over prompts, or batches of them.",
+    "**Bold** where plain decoding wins, that is, where the whole interval beside it is below 1.",
+]
 
 
 def read(folder: Path, axis: str) -> dict[str, list[Point]]:
     """By method its points along the axis; ConfigError where the run has not ended."""
     try:
         summary = json.loads((folder / results.SUMMARY).read_text(encoding="utf-8"))
-        lines = (folder / results.GENERATIONS).read_text(encoding="utf-8").splitlines()
+        text = (folder / results.GENERATIONS).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder} holds no finished run: give its command once more") from error
+    lines = [json.loads(line) for line in text.splitlines()]
     found: dict[str, list[Point]] = {}
     for section in summary["sections"]:
-        if axis == "length":
-            section = section | with_prefill(section, [json.loads(line) for line in lines])
-        for at, methods in places(axis, section):
-            for name, metrics in methods.items():
-                if name != PLAIN:
-                    x = drafting(section, name) if axis == "drafter" else at
-                    found.setdefault(name, []).append(
-                        {
-                            "at": x,
-                            "speedup": metrics["speedup"]["value"],
-                            "interval": metrics["speedup"]["interval"],
-                            "tokens_per_pass": metrics["tokens_per_step"],
-                        }
-                    )
+        for at, methods, with_prefill in places(axis, section, count_prefill(section, lines)):
+            for name in (name for name in methods if name != PLAIN):
+                point = {
+                    "at": drafting(section, name) if axis == "drafter" else at,
+                    "temperature": section["temperature"],
+                    "speedup": gained(methods[name]),
+                    "with_prefill": gained(with_prefill[name]),
+                    "tokens_per_pass": methods[name]["tokens_per_step"],
+                    "identical": methods[name]["identical_to_greedy"],
+                }
+                found.setdefault(name, []).append(point)
     return found
 
 
-def places(axis: str, section: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Where a section lies on the axis, once or once a task, with its methods."""
+def places(
+    axis: str, section: Mapping[str, Any], whole: Mapping[str, Any]
+) -> list[tuple[Any, Mapping[str, Metrics], Mapping[str, Metrics]]]:
+    """Where a section lies on the axis, or all its tasks do, with its methods and those of `whole`."""
     if axis == "domain":
-        end = "" if section["temperature"] == 0 else f", T={section['temperature']:g}"
-        return [(task.partition("/")[2] + end, methods) for task, methods in section["tasks"].items()]
-    return [(section.get(AXES.get(axis, "")), section["methods"])]
+        tasks = [
+            (task.rpartition("/")[2], methods, whole["tasks"][task])
+            for task, methods in section["tasks"].items()
+        ]
+        return [(ALL, section["methods"], whole["methods"]), *tasks]
+    return [(section.get(AXES.get(axis, "")), section["methods"], whole["methods"])]
 
 
 def drafting(section: Mapping[str, Any], name: str) -> float:
@@ -101,65 +108,106 @@ def drafting(section: Mapping[str, Any], name: str) -> float:
     return section["methods"][name]["speedup_if_memory_bound"]["drafting_cost"]
 
 
-def with_prefill(section: Mapping[str, Any], lines: Sequence[results.Line]) -> dict[str, Any]:
-    """The section's methods, timed from the first token of the prompt on."""
-    own = [line for line in lines if line["max_new_tokens"] == section["max_new_tokens"]]
+def count_prefill(section: Mapping[str, Any], lines: Sequence[results.Line]) -> dict[str, Any]:
+    """The section's methods and tasks, timed from the first token of the prompt on."""
+    own = [line for line in lines if all(line[field] == section[field] for field in Section._fields)]
     whole = [line | {"decode_seconds": line["decode_seconds"] + line["prefill_seconds"]} for line in own]
     lossless = dict.fromkeys(section["methods"], True)
     return summarize_lines(whole, greedy=section["temperature"] == 0, lossless=lossless)
 
 
-def wins(point: Point) -> bool:
+def gained(metrics: Metrics) -> dict[str, Any]:
+    """The speed-up and its interval."""
+    return {part: metrics["speedup"][part] for part in ("value", "interval")}
+
+
+def wins(gain: Mapping[str, Any]) -> bool:
     """Whether plain decoding is faster beyond doubt."""
-    return point["interval"] is not None and point["interval"][1] < 1
+    return gain["interval"] is not None and gain["interval"][1] < 1
 
 
 def draw(axis: str, found: Mapping[str, Sequence[Point]], path: Path) -> None:
     """A line for every method over the axis, or bars by task, and the region where plain decoding wins."""
-    label = LABELS[axis]
+    kind, counted = ("with_prefill", ", prefill counted") if axis == "length" else ("speedup", "")
     if axis == "domain":
         bars = {
-            name: {p["at"]: plots.Bar(p["speedup"], p["interval"]) for p in points if "T=" not in p["at"]}
+            name: {
+                p["at"]: plots.Bar(p[kind]["value"], p[kind]["interval"])
+                for p in points
+                if p["at"] != ALL and p["temperature"] == 0
+            }
             for name, points in found.items()
         }
         figure = plots.bars(bars, y_label="speed-up", reference=1.0)
     else:
-        series = {
-            name: plots.Series(
-                [p["at"] for p in points],
-                [p["speedup"] for p in points],
-                np.abs(np.array([p["interval"] for p in points]).T - [p["speedup"] for p in points]),
-            )
-            for name, points in found.items()
-        }
+        series = {name: as_series([(p["at"], p[kind]) for p in points]) for name, points in found.items()}
         make = plots.scatter if axis == "drafter" else plots.lines
-        figure = make(series, x_label=label, y_label="speed-up over plain decoding")
+        figure = make(series, x_label=LABELS[axis], y_label=f"speed-up over plain decoding{counted}")
     (axes,) = figure.axes
     if axis in ("length", "batch"):
         axes.set_xscale("log", base=2)
     axes.axhspan(min(0.0, axes.get_ylim()[0]), 1.0, color="0.92", zorder=0)
     axes.set_ylim(bottom=0)
     axes.text(0.01, 0.02, "plain decoding wins", transform=axes.transAxes, color="0.4", fontsize=8)
-    plots.save(figure, path)
+    with replacing(path) as draft:
+        draft.write_bytes(plots.png(figure))
 
 
-def as_table(axis: str, found: Mapping[str, Sequence[Point]]) -> tables.Table:
-    """A row for every place on the axis; one for every method where each has a place of its own."""
+def as_series(points: Sequence[tuple[float, Mapping[str, Any]]]) -> plots.Series:
+    """Points with their intervals; one batch has none."""
+    values = [gain["value"] for _, gain in points]
+    bounds = [gain["interval"] or [gain["value"]] * 2 for _, gain in points]
+    return plots.Series([at for at, _ in points], values, np.abs(np.array(bounds).T - values))
+
+
+def as_tables(axis: str, found: Mapping[str, Sequence[Point]]) -> list[tables.Table]:
+    """A row for every place on the axis, or for every method by task or where each has its own place."""
+    if axis == "domain":
+        temperatures = dict.fromkeys(p["temperature"] for points in found.values() for p in points)
+        return [by_task(found, temperature) for temperature in temperatures]
+    rows: list[tuple[str, ...]]
     if axis == "drafter":
-        rows = [(name, f"{p['at']:.2f}", shown(p)) for name, (p,) in found.items()]
-        return tables.Table("Drafters of every size", ("drafter", LABELS[axis], "speed-up"), rows)
+        rows = [(spoken(name), f"{p['at']:.2f}", *shown(p)) for name, (p,) in found.items()]
+        columns = ("drafter", LABELS[axis], "speed-up (95 %)", "with prefill (95 %)", "tokens per pass")
+        return [tables.Table("Drafters of every size", columns, rows)]
     at = [point["at"] for point in next(iter(found.values()))]
-    rows = [
-        (x if isinstance(x, str) else f"{x:g}", *(shown(points[i]) for points in found.values()))
-        for i, x in enumerate(at)
-    ]
-    return tables.Table(f"By {axis}", (LABELS[axis], *found), rows)
+    rows = [(f"{x:g}", *("; ".join(shown(points[i])) for points in found.values())) for i, x in enumerate(at)]
+    return [tables.Table(f"By {axis}", (LABELS[axis], *map(spoken, found)), rows)]
 
 
-def shown(point: Point) -> str:
-    """A cell: speed-up, interval, tokens per pass."""
-    text = f"{point['speedup']:.2f} {tables.interval(point['interval'])}; {point['tokens_per_pass']:.2f}"
-    return f"**{text}**" if wins(point) else text
+def by_task(found: Mapping[str, Sequence[Point]], temperature: float) -> tables.Table:
+    """A row for every method, the fastest with prefill first; tasks have too few prompts for intervals."""
+    own = {
+        name: {p["at"]: p for p in points if p["temperature"] == temperature}
+        for name, points in found.items()
+    }
+    names = sorted(own, key=lambda name: own[name][ALL]["with_prefill"]["value"], reverse=True)
+    tasks = [at for at in own[names[0]] if at != ALL]
+    rows = []
+    for name in names:
+        cells = [
+            f"{p['tokens_per_pass']:.2f}; {p['speedup']['value']:.2f}; {p['with_prefill']['value']:.2f}"
+            for p in map(own[name].__getitem__, tasks)
+        ]
+        rows.append((spoken(name), *shown(own[name][ALL])[:2], *cells))
+    columns = ("method", "speed-up (95 %)", "with prefill (95 %)", *map(spoken, tasks))
+    return tables.Table(f"By domain, temperature {temperature:g}", columns, rows)
+
+
+def shown(point: Point) -> tuple[str, str, str]:
+    """Cells: the speed-up, that with prefill, and tokens per pass."""
+    return marked(point["speedup"]), marked(point["with_prefill"]), f"{point['tokens_per_pass']:.2f}"
+
+
+def marked(gain: Mapping[str, Any]) -> str:
+    """A speed-up with its interval, bold where plain decoding wins."""
+    text = f"{gain['value']:.2f} ({tables.interval(gain['interval'])})"
+    return f"**{text}**" if wins(gain) else text
+
+
+def spoken(name: str) -> str:
+    """A name as people read it."""
+    return name.replace("_", " ")
 
 
 if __name__ == "__main__":

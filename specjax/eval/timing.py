@@ -112,8 +112,7 @@ class Programs:
 
     def step(self, request: Request, state: DecodeState) -> tuple[DecodeState, dict[str, float]]:
         """Decode until there is a token more, which takes one step, and its seconds; `state` is used up."""
-        request = request._replace(limit=state.length + 1)
-        state = state._replace(done=jnp.zeros_like(state.done))
+        request, state = _going_on(request, state)
         clock = _Clock()
         state, _ = clock.time(STEP, self._generate[state.tokens.shape], self.params, request, state)
         return state, clock.seconds
@@ -175,6 +174,7 @@ class Parts:
         self, params: ModelParams, request: Request, state: DecodeState
     ) -> tuple[DecodeState, dict[str, float]]:
         """One step, and the seconds of its parts; `state` is used up."""
+        request, state = _going_on(request, state)
         clock = _Clock()
         state, drafted = clock.time("draft", self._draft, params, request, state)
         state, passed, judge = clock.time("verify", self._verify, params, request, state, drafted)
@@ -216,6 +216,11 @@ def middle(program: Programs, inputs: Inputs) -> DecodeState:
     request = inputs.request._replace(limit=(inputs.lengths + inputs.request.limit + 1) // 2)
     state = program.run(inputs._replace(request=request)).state
     return state._replace(done=jnp.zeros_like(state.done))
+
+
+def _going_on(request: Request, state: DecodeState) -> tuple[Request, DecodeState]:
+    """One step from here, whatever was met: a drafter may spare itself the rows that have ended."""
+    return request._replace(limit=state.length + 1), state._replace(done=jnp.zeros_like(state.done))
 
 
 class _Clock:

@@ -290,6 +290,9 @@ class Trainable(NamedTuple):
     `token_counts` [V] says how often each token occurs in the data. `loss(params, batch, key)`, where
     `params.drafter` holds both parts, returns a scalar and scalars to report, means over the supervised
     tokens of the whole batch. It reads the target's `features`, which the loop provides.
+    `units(target_params, token_counts, sizes)` says in what units weights are to learn (`training.units`),
+    where not in 1: a nested dict with the names of what is learned; `sizes` [F] are the root mean squares
+    of the features, by name.
     """
 
     init: Callable[[Key[Array, ""], Params, Int[np.ndarray, "V"]], tuple[Params, Params]]
@@ -298,3 +301,4 @@ class Trainable(NamedTuple):
     ]
     features: tuple[str, ...]
     trains_target: bool = False
+    units: Callable[[Params, Int[np.ndarray, "V"], dict[str, np.ndarray]], Params] | None = None

@@ -27,12 +27,13 @@ ROOMS = {
     "prefill": "trees cache types",
     "models": "kernels cache sharding types",
     "training.losses": "",
+    "training.units": "types",
     "training.foresight": "training.losses types",
     "draft_vocab": "models types",
     "state_drafting": "growth proposals prefill models trees cache types",
     "step": "trees sampling cache types",
-    "drafters": "step state_drafting draft_vocab training.losses training.foresight models prefill growth"
-    " proposals trees sampling cache types",
+    "drafters": "step state_drafting draft_vocab training.losses training.foresight training.units models"
+    " prefill growth proposals trees sampling cache types",
     "verify": "trees sampling types",
     "testing": "proposals trees sampling cache types",
     "decode": "step prefill sampling cache types",
@@ -44,7 +45,8 @@ ROOMS = {
     "checkpoints": "storage data.tokenizer data.gguf_tokenizer draft_vocab models types",
     "data": "storage data.tokenizer decode step verify sampling cache types",
     "eval": "storage config modules draft_vocab decode testing models step trees sampling types",
-    "training": "training.losses checkpoints data eval sharding decode step prefill sampling types",
+    "training": "training.losses training.units checkpoints data eval sharding decode step prefill sampling"
+    " types",
     "analysis": "trees types",
     "paper_tables": "analysis eval",
     "zoo": "",
@@ -52,8 +54,8 @@ ROOMS = {
     "build_learned": "targets zoo draft_vocab proposals config modules training checkpoints models types",
     "build": "build_learned targets config modules data data.tokenizer draft_vocab step models types",
     "sweeps": "build targets config modules analysis eval storage step types",
-    "tasks": "sweeps build build_learned config modules analysis eval training training.losses sharding"
-    " checkpoints data data.tokenizer draft_vocab proposals models decode step sampling types",
+    "tasks": "sweeps build build_learned config modules analysis eval training training.losses training.units"
+    " sharding checkpoints data data.tokenizer draft_vocab proposals models decode step sampling types",
     "tables": "paper_tables eval",
     "run": "tasks storage config modules eval",
     "data.generate": "run",

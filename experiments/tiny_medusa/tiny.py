@@ -172,6 +172,7 @@ def logits_of(model: Target, params: Params, tokens: jax.Array) -> jax.Array:
 def settings(steps: int, learning_rate: float, clip: float = 1.0) -> train_loop.Settings:
     """The same for everything that learns here; a weighted loss is clipped by its weight."""
     return train_loop.Settings(
+        optimizer="adamw",
         steps=steps,
         learning_rate=learning_rate,
         target_learning_rate=learning_rate,

@@ -77,8 +77,8 @@ def main(arguments: list[str]) -> None:
     texts = data.load_texts(config.data, config.max_length, config.supervise, loaded.target.vocab_size)
     subject = train.make_subject(config, loaded, texts)
     batch = jax.device_put(next(train.make_batches(config, subject, texts)))
-    step = train_loop.make_step(subject.trainable, loaded.target, subject.settings)
-    state = train_loop.init_state(subject.learning, subject.settings)
+    step = train_loop.make_step(subject.trainable, loaded.target, subject.settings, subject.units)
+    state = train_loop.init_state(subject.learning, subject.settings, subject.units)
 
     program = jax.make_jaxpr(step)(state, subject.frozen, batch).jaxpr
     # Gradients of what does not learn are in the program, but are never computed.

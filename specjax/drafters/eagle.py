@@ -24,6 +24,7 @@ from specjax.proposals import TreeConfig
 from specjax.state_drafting import StateNetwork, adding_nothing, one_layer_cache, state_drafter, unroll
 from specjax.training import losses
 from specjax.training.foresight import check_distance, foresight, is_foreseen
+from specjax.training.units import root_mean_square
 from specjax.types import Drafter, ModelParams, Params, Target, Trainable, TrainingBatch, not_offered
 
 
@@ -148,4 +149,10 @@ def trainable(
             }
         return total / training.unroll_steps, report
 
-    return Trainable(init, loss, network.features)
+    def units(target_params: Params, token_counts: Int[np.ndarray, "V"], sizes: dict[str, np.ndarray]):
+        # A state is some twenty times an embedding.
+        everything = np.asarray(target.embed(target_params, jnp.arange(target.vocab_size)), np.float32)
+        embedded = root_mean_square(everything, token_counts)
+        return {"fc": {"weight": 1 / np.concatenate((embedded, sizes[LAST_HIDDEN]))[None]}}
+
+    return Trainable(init, loss, network.features, units=units)

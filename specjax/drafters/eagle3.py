@@ -125,6 +125,8 @@ def trainable(
     """How it learns: the laws of all unrolled steps, with no regard to states (training-time test)."""
     sizes, dtype = architecture or like(config, target), activation_dtype(target.dtype)
     network, hidden = make_network(config, target, sizes), sizes.layer.hidden_size
+    # As published: states as wide as the head pass as they are.
+    is_single = sizes.state_size == hidden
 
     def make(rngs) -> Eagle3:
         return Eagle3(sizes, dtype=dtype, rngs=rngs)
@@ -141,8 +143,7 @@ def trainable(
             drafted = fixed.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
             weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
         weights["midlayer"] = adding_nothing(weights["midlayer"])
-        if sizes.state_size == hidden:
-            # As published: states as wide as the head pass as they are.
+        if is_single:
             del weights["fc"]
             fixed["fc"] = {"weight": jnp.eye(hidden, dtype=dtype)}
         return weights, fixed
@@ -166,4 +167,10 @@ def trainable(
             report |= {f"law_{step + 1}": of_law, f"overlap_{step + 1}": overlap}
         return total, report
 
-    return Trainable(init, loss, (*network.features, LAST_HIDDEN))
+    def units(target_params: Params, token_counts: Int[np.ndarray, "V"], sizes: dict[str, np.ndarray]):
+        del target_params, token_counts
+        if is_single:
+            return {}
+        return {"fc": {"weight": 1 / np.concatenate([sizes[name] for name in network.features])[None]}}
+
+    return Trainable(init, loss, (*network.features, LAST_HIDDEN), units=units)

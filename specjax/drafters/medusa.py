@@ -211,5 +211,13 @@ def trainable(config: Config, training: Training, target: Target) -> Trainable:
             report |= {f"law_{number}": of_law, f"overlap_{number}": overlap}
         return total, report
 
-    features = () if training.lm_weight is not None else (LAST_HIDDEN,)
-    return Trainable(init, loss, features, trains_target=training.lm_weight is not None)
+    def units(target_params: Params, token_counts: Int[np.ndarray, "V"], sizes: dict[str, np.ndarray]):
+        del target_params, token_counts
+        # Every block reads states like the target's.
+        block = {"linear": {"weight": 1 / sizes[LAST_HIDDEN][None]}}
+        head = {"blocks": dict.fromkeys(range(config.num_layers), block)}
+        return {"heads": dict.fromkeys(range(config.heads), head)}
+
+    if training.lm_weight is not None:
+        return Trainable(init, loss, (), trains_target=True)
+    return Trainable(init, loss, (LAST_HIDDEN,), units=units)

@@ -45,9 +45,11 @@ from specjax.training.history import LINES
 from specjax.training.measure import HeldOut, make_measure
 from specjax.training.session import Every, Session, learn
 from specjax.training.train_loop import DRAFTER, TARGET
+from specjax.training.units import complete, feature_sizes
 from specjax.types import ModelParams, Params, Trainable
 
 DTYPES = ("float32", "bfloat16")
+MEASURED_ROWS = 4  # of full length, of which the sizes of the features are taken
 CHECKPOINTS, EXPORTED_DRAFTER, EXPORTED_TARGET = "checkpoints", "drafter", "target"
 
 FIELDS = {
@@ -65,6 +67,9 @@ FIELDS = {
     "batch_size": Field(int, 16, "texts of full length a step, over all devices; of shorter ones more"),
     "max_length": Field(int, 512, "of a text in tokens; longer ones are cut"),
     "steps": Field(int, 2000, "in all"),
+    "optimizer": Field(
+        str, "adamw", f"of the drafter: {' or '.join(train_loop.OPTIMIZERS)}, at the same learning rates"
+    ),
     "learning_rate": Field(float, 1e-3, "its peak"),
     "target_learning_rate": Field(float, 1e-5, "its peak for the target, where that learns too"),
     "warmup": Field(int, 50, "steps until the peak; a cosine follows, down to 0"),
@@ -88,7 +93,8 @@ def validate(config: ConfigDict) -> None:
     counts = ("batch_size", "steps", "held_out", "eval_prompts", "eval_new_tokens", "eval_draft_length")
     check_at_least_1(config, (*counts, "max_tokens", "log_every", "eval_every", "save_every"))
     check_seed(config)
-    for name, choices in (("dtype", DTYPES), ("supervise", data.SUPERVISE)):
+    choices_of = {"dtype": DTYPES, "supervise": data.SUPERVISE, "optimizer": train_loop.OPTIMIZERS}
+    for name, choices in choices_of.items():
         if config[name] not in choices:
             raise ConfigError(f"{name} is '{config[name]}': choose one of {', '.join(choices)}")
     if config.max_length < 2:
@@ -139,8 +145,9 @@ def chain_of(drafter: Any, draft_length: int | None) -> Any:
 class Subject(NamedTuple):
     """What is trained: its module, its configs, and its weights, in the parts that learn and do not.
 
-    `fixed` is what belongs to the drafter's own weights and does not learn. `stored` are the features that
-    lie beside the texts. `published` is what the run goes on from where that is a published drafter.
+    `fixed` is what belongs to the drafter's own weights and does not learn. `units` are those of the weights
+    in `learning`. `stored` are the features that lie beside the texts. `published` is what the run goes on
+    from where that is a published drafter.
     """
 
     module: ModuleType
@@ -152,6 +159,7 @@ class Subject(NamedTuple):
     learning: Params
     frozen: Params
     fixed: Params
+    units: Params
     stored: tuple[str, ...]
 
 
@@ -168,7 +176,15 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
     trainable = module.trainable(drafter, training, loaded.target, *_architecture(published))
     counts = data.count_tokens(texts, loaded.target.vocab_size)
     weights, fixed = trainable.init(jax.random.key(config.seed), loaded.params, counts)
-    if given is not None:
+    stored = trainable.features if data.are_stored(texts, trainable.features) else ()
+    own_units: Params = {}
+    if trainable.units is not None:
+        sizes = _feature_sizes(config, loaded, trainable, texts, stored)
+        own_units = trainable.units(loaded.params, counts, sizes)
+    if given is None:
+        own_units = complete(own_units, weights)
+        weights = jax.tree.map(lambda weight, unit: (weight * unit).astype(weight.dtype), weights, own_units)
+    else:
         # Published ones were checked as they were read.
         known = given.weights if published else export.fit(given.weights, weights | fixed, source)
         fixed |= {name: part for name, part in known.items() if name not in weights}
@@ -178,9 +194,35 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
     (learning if trainable.trains_target else frozen)[TARGET] = loaded.params
     if not trainable.trains_target:
         frozen[DRAFTER] = draft_vocab.complete(fixed, loaded.target, loaded.params)
+    units = complete({DRAFTER: own_units}, learning)
     settings = train_loop.Settings(**{name: config[name] for name in train_loop.Settings._fields})
-    stored = trainable.features if data.are_stored(texts, trainable.features) else ()
-    return Subject(module, drafter, published, training, trainable, settings, learning, frozen, fixed, stored)
+    return Subject(
+        module, drafter, published, training, trainable, settings, learning, frozen, fixed, units, stored
+    )
+
+
+def _feature_sizes(
+    config: ConfigDict,
+    loaded: LoadedTarget,
+    trainable: Trainable,
+    texts: Sequence[data.Text],
+    stored: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """The sizes of the features in one batch, the same for every process."""
+    batch = next(
+        data.make_batches(
+            texts,
+            stored,
+            num_rows=MEASURED_ROWS,
+            max_length=config.max_length,
+            seed=config.seed,
+            process=0,
+            num_processes=1,
+        )
+    )
+    params = ModelParams(loaded.params, {})
+    read = jax.jit(lambda batch: train_loop.with_features(trainable, loaded.target, params, batch).features)
+    return feature_sizes(jax.device_get(read(batch)), batch.length)
 
 
 def _architecture(published: Published | None) -> tuple[Any, ...]:
@@ -232,13 +274,13 @@ def run(options: Options) -> int:
         console.print(f"features ({names}) {how}", highlight=False)
 
     mesh = sharding.make_mesh()
-    state = sharding.replicate(train_loop.init_state(subject.learning, subject.settings), mesh)
+    state = sharding.replicate(train_loop.init_state(subject.learning, subject.settings, subject.units), mesh)
     session = Session(
         folder=workdir,
         console=console,
         num_steps=config.steps,
         every=Every(config.log_every, config.eval_every, config.save_every),
-        step=train_loop.make_step(subject.trainable, loaded.target, subject.settings),
+        step=train_loop.make_step(subject.trainable, loaded.target, subject.settings, subject.units),
         batches=make_batches(config, subject, learned_from),
         mesh=mesh,
         frozen=sharding.replicate(subject.frozen, mesh),

@@ -17,6 +17,7 @@ from specjax.types import Params, Target, TrainingBatch
 from tests.training import toy_drafter
 
 SETTINGS = Settings(
+    optimizer="adamw",
     steps=20,
     learning_rate=0.1,
     target_learning_rate=1e-3,
@@ -63,7 +64,7 @@ def test_loss_falls_and_is_compiled_once(tiny_target: Target, tiny_params: Param
 def test_features_that_a_batch_has_are_not_computed(tiny_target: Target, tiny_params: Params) -> None:
     batch = make_batch()
     trainable, step, state, frozen = begin(tiny_target, tiny_params)
-    computed = train_loop._with_features(
+    computed = train_loop.with_features(
         trainable, tiny_target, train_loop.model_params(state.params, frozen, jnp.float32), batch
     )
     assert computed.features["last_hidden"].shape == (3, 10, 32)
@@ -81,10 +82,10 @@ def test_features_are_those_of_decoding(tiny_target: Target, tiny_params: Params
     batch = make_batch()
     trainable, _, state, frozen = begin(tiny_target, tiny_params)
     params = train_loop.model_params(state.params, frozen, jnp.float32)
-    found = train_loop._with_features(trainable, tiny_target, params, batch).features["last_hidden"]
+    found = train_loop.with_features(trainable, tiny_target, params, batch).features["last_hidden"]
     cut = 4
     short = batch._replace(tokens=batch.tokens[:, :cut])
-    expected = train_loop._with_features(trainable, tiny_target, params, short).features["last_hidden"]
+    expected = train_loop.with_features(trainable, tiny_target, params, short).features["last_hidden"]
     np.testing.assert_allclose(found[:, :cut], expected, rtol=1e-4, atol=1e-5)
 
 

@@ -19,6 +19,7 @@ def get_config() -> ConfigDict:
     config.training = {"unroll_steps": 2, "draft_vocab_size": 8192, "feature_weight": 0.1, "noise": 0.1}
     config.data = ("runs/self_written",)
     config.supervise = "all"
+    config.optimizer, config.learning_rate, config.weight_decay = "muon", 2e-3, 0.1
     # Small steps: there is less text than patience.
     config.batch_size, config.max_length = 2, 512
     config.held_out, config.eval_prompts, config.eval_every = 48, 24, 300

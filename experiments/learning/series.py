@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from experiments.learning.runs import ROOT, Overrides
 from specjax.data import batches
 from specjax.errors import ConfigError
+from specjax.training.foresight import CROSS_ENTROPY
 
 CONFIG = ROOT / "configs" / "train" / "eagle_llama.py"
 # Of every run; flags may change them. One unrolled step is half the cost, and asks the same of all.
@@ -21,7 +22,7 @@ BASE = {
     "held_out": 48,
     "eval_prompts": 48,
 }
-DISTANCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "cross_entropy")
+DISTANCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation", CROSS_ENTROPY)
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
 
 
@@ -50,17 +51,33 @@ def losses(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
     }
 
 
-def data(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
-    """The target's own texts, or as many tokens of people's; both held to the same held-out texts.
+def optimizers(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
+    """AdamW and Muon, each with weights in units of their inputs and without."""
+    del config, human
+    return {
+        f"{name}{'_in_units' if units else ''}": {"optimizer": name, "units": units, "learning_rate": rate}
+        for name, rate in (("adamw", 1e-3), ("muon", 2e-3))
+        for units in (False, True)
+    }
 
-    Raises ConfigError where no folder of people's texts is named.
+
+def data(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
+    """The target's own texts, or as many tokens of people's; all held to the same held-out texts.
+
+    People's are learned twice: by the target's laws, and by the text alone as without a target. Raises
+    ConfigError where no folder of people's texts is named.
     """
     if not human:
         raise ConfigError("there are no texts that people wrote: name folders of them with --human")
     own = tuple(config.data)
     most = min(_num_tokens(_learned_from(config)), _num_tokens(_texts(config, human)))
     common = {"eval_data": own, "max_tokens": most}
-    return {"self_written": {"data": own, **common}, "human": {"data": tuple(human), **common}}
+    of_people = {"data": tuple(human), **common}
+    return {
+        "self_written": {"data": own, **common},
+        "human": of_people,
+        "human_text_alone": {**of_people, "training.distance": CROSS_ENTROPY},
+    }
 
 
 def scaling(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
@@ -79,6 +96,7 @@ def scaling(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
 
 SERIES = {
     "losses": Series("Which distance to the target's law teaches most in equally many steps?", losses),
+    "optimizers": Series("Which steps teach most, and do units help?", optimizers),
     "data": Series("Are the target's own texts better to learn from than people's?", data),
     "scaling": Series("What would more texts bring?", scaling, is_fitted=True),
 }

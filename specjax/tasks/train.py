@@ -70,6 +70,7 @@ FIELDS = {
     "optimizer": Field(
         str, "adamw", f"of the drafter: {' or '.join(train_loop.OPTIMIZERS)}, at the same learning rates"
     ),
+    "units": Field(bool, True, "learn as if every input of a matrix had the size 1, where its size is known"),
     "learning_rate": Field(float, 1e-3, "its peak"),
     "target_learning_rate": Field(float, 1e-5, "its peak for the target, where that learns too"),
     "warmup": Field(int, 50, "steps until the peak; a cosine follows, down to 0"),
@@ -178,7 +179,7 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
     weights, fixed = trainable.init(jax.random.key(config.seed), loaded.params, counts)
     stored = trainable.features if data.are_stored(texts, trainable.features) else ()
     own_units: Params = {}
-    if trainable.units is not None:
+    if config.units and trainable.units is not None:
         sizes = _feature_sizes(config, loaded, trainable, texts, stored)
         own_units = trainable.units(loaded.params, counts, sizes)
     if given is None:

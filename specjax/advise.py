@@ -36,7 +36,7 @@ from specjax.advice import check, devices, report, serving
 from specjax.advice.candidates import Question, rule_of
 from specjax.advice.measure import Measured, evaluation, measure
 from specjax.advice.predict import decide, measured_cost, outlook, predictions
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import RESUMABLE, ConfigError, command
 from specjax.eval import results
 from specjax.storage import cache_folder
 from specjax.tasks.compare import show
@@ -44,6 +44,7 @@ from specjax.tasks.compare import show
 ADVICE, TABLE = "advice.json", "table.md"
 
 
+@command(interrupted=RESUMABLE)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: 0, or 1 where a check fails, 2 after an error of the user's, 130 after an interruption."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -51,14 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{__doc__}\nDevices: {', '.join(devices.DEVICES)}.")
         return 0
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-    try:
-        return _run(*parse(arguments))
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("specjax: interrupted; the same command goes on after the last finished batch", file=sys.stderr)
-        return 130
+    return _run(*parse(arguments))
 
 
 def parse(arguments: Sequence[str]) -> tuple[Question, Path, tuple[Path, ...]]:

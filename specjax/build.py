@@ -19,12 +19,13 @@ from specjax.data import token_counts
 from specjax.data.earlier_outputs import read_outputs
 from specjax.data.tokenizer import Tokenizer
 from specjax.errors import ConfigError, nearest
-from specjax.models.functional import keep_layers, make_target
+from specjax.models.functional import keep_layers
 from specjax.models.layers import activation_dtype
+from specjax.models.llama import LlamaConfig
 from specjax.models.quantize import quantize_products
 from specjax.modules import Rule, check_fit, compose, find_module, make_rule
 from specjax.step import Method
-from specjax.targets import LoadedTarget, build_target, load_model
+from specjax.targets import LoadedTarget, build_target
 from specjax.types import Drafter, ModelParams, Params, Target
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
@@ -72,17 +73,24 @@ def _build(
     if not hasattr(config, "source"):
         weights = _head(tokens, loaded.target, loaded.params) | _earlier(module, config, loaded)
         return module.build(config, loaded.target), weights
-    target = loaded.target._replace(dtype=own_dtype)
-    if config.source == loaded.source and own_dtype == loaded.target.dtype:
-        every_layer = tuple(range(loaded.config.num_layers))
-        # Drafters do not stack their layers; unstacked weights are shared, not copied.
-        params = keep_layers(loaded.params, every_layer)
-        head = _head(tokens, loaded.target, loaded.params)
-        return module.build(config, target, loaded.config), params | head
-    checkpoint, params = load_model(config.source, own_dtype)
-    _check_same_tokens(config.source, checkpoint.tokenizer, loaded)
-    drafter = module.build(config, target, checkpoint.config)
-    return drafter, params | _head(tokens, make_target(checkpoint.config, dtype=own_dtype), params)
+    weights, architecture = _complete_model(config.source, loaded, own_dtype, tokens)
+    return module.build(config, loaded.target._replace(dtype=own_dtype), architecture), weights
+
+
+def _complete_model(
+    source: str, loaded: LoadedTarget, dtype: jnp.dtype, tokens: DraftTokens
+) -> tuple[Params, LlamaConfig]:
+    """The weights of a complete model, to draft `tokens`, and its architecture.
+
+    Where it is the target itself in the same type, it is not loaded a second time.
+    """
+    model = loaded
+    if source != loaded.source or dtype != loaded.target.dtype:
+        model = build_target(source, dtype)
+        _check_same_tokens(source, model.tokenizer, loaded)
+    # Drafters do not stack their layers; unstacked weights are shared, not copied.
+    weights = keep_layers(model.params, tuple(range(model.config.num_layers)))
+    return weights | _head(tokens, model.target, model.params), model.config
 
 
 def _head(tokens: DraftTokens, model: Target, params: Params) -> Params:
@@ -129,12 +137,9 @@ def _model_between(source: str, loaded: LoadedTarget, dtype: jnp.dtype, tokens: 
         _, weights = build_learned("draft_model", module, config, loaded, dtype, tokens)
         model = module.between_ends(loaded.target, len(weights["layers"]))
         return loaded._replace(target=model, params=ModelParams(loaded.params, weights), source=source)
-    checkpoint, params = load_model(source, dtype)
-    _check_same_tokens(source, checkpoint.tokenizer, loaded)
-    model = module.complete_target(source, checkpoint.config, loaded.target._replace(dtype=dtype))
-    every_layer = tuple(range(checkpoint.config.num_layers))
-    weights = keep_layers(params, every_layer) | _head(tokens, model, params)
-    return loaded._replace(target=model, params=weights, config=checkpoint.config, source=source)
+    weights, architecture = _complete_model(source, loaded, dtype, tokens)
+    model = module.complete_target(source, architecture, loaded.target._replace(dtype=dtype))
+    return loaded._replace(target=model, params=weights, config=architecture, source=source)
 
 
 def _has_weights(config: Any) -> bool:

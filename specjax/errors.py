@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+RESUMABLE = "interrupted; the same command goes on after the last finished batch"
 
 
 class SpecjaxError(ValueError):
@@ -18,6 +24,30 @@ class CheckpointError(SpecjaxError):
 
 class ConfigError(SpecjaxError):
     """An experiment's config that asks for something unknown or contradictory."""
+
+
+def command(interrupted: str = "interrupted") -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """A decorator for mains: a SpecjaxError becomes one line on stderr and the exit code 2.
+
+    A KeyboardInterrupt becomes the line `interrupted`, none where that is empty, and 130.
+    """
+
+    def decorate(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def run(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return main(*args, **kwargs)
+            except SpecjaxError as error:
+                print(f"specjax: error: {error}", file=sys.stderr)
+                return 2
+            except KeyboardInterrupt:
+                if interrupted:
+                    print(f"specjax: {interrupted}", file=sys.stderr)
+                return 130
+
+        return run
+
+    return decorate
 
 
 def import_extra(module: str, purpose: str, extra: str) -> Any:

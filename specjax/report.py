@@ -33,7 +33,7 @@ from specjax.config import run_config, validate
 from specjax.data.prompts import Prompt, load_prompts
 from specjax.data.tokenizer import Tokenizer
 from specjax.decode import Trace, prefill, trace
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import ConfigError, command
 from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN, Batch, Methods, Settings, lay_out
 from specjax.eval.timing import Inputs
@@ -73,19 +73,16 @@ class Finished(NamedTuple):
     sections: list[Mapping[str, Any]]
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help", "--helpfull", "--helpshort"} & set(arguments):
         print(__doc__)
         return 0
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-    try:
-        options = parse(arguments)
-        results.write_whole(options.out, report.render(make_page(options)))
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    options = parse(arguments)
+    results.write_whole(options.out, report.render(make_page(options)))
     print(options.out)
     return 0
 

@@ -23,12 +23,13 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from specjax.config import Options, load_config, override, validate
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import RESUMABLE, ConfigError, command
 from specjax.eval import results
 from specjax.modules import find_module, module_names
 from specjax.storage import cache_folder
 
 
+@command(interrupted=RESUMABLE)
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: the task's exit code, or 2 after an error of the user's, or 130 after an interruption."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -37,15 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # Before anything is compiled; a second run of the same shapes then compiles little.
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-    try:
-        options = parse(arguments)
-        return find_module("tasks", options.config.task).run(options)
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("specjax: interrupted; the same command goes on after the last finished batch", file=sys.stderr)
-        return 130
+    options = parse(arguments)
+    return find_module("tasks", options.config.task).run(options)
 
 
 def help_text() -> str:

@@ -26,7 +26,7 @@ from absl import flags
 from rich.console import Console
 
 from specjax import paper_tables
-from specjax.errors import ConfigError, SpecjaxError, nearest
+from specjax.errors import ConfigError, command, nearest
 from specjax.eval.tables import Report
 from specjax.paper_tables._runs import read_runs
 
@@ -42,21 +42,18 @@ class Options(NamedTuple):
     format: str
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help", "--helpfull", "--helpshort"} & set(arguments):
         print(__doc__)
         return 0
-    try:
-        options = parse(arguments)
-        if options is None:
-            print(list_text())
-            return 0
-        write(options.table.report(read_runs(options.results)), options.format)
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    options = parse(arguments)
+    if options is None:
+        print(list_text())
+        return 0
+    write(options.table.report(read_runs(options.results)), options.format)
     return 0
 
 

@@ -30,15 +30,10 @@ def build_target(source: str, dtype: Any = jnp.float32, stacked: bool = False) -
 
     In int8 they are quantised from float32, and activations and caches are float32.
     """
-    checkpoint, params = load_model(source, dtype)
-    target = make_target(checkpoint.config, dtype=dtype, stacked=stacked)
-    params = stack_layers(params) if stacked else params
-    return LoadedTarget(target, params, checkpoint.tokenizer, checkpoint.config, source)
-
-
-def load_model(source: str, dtype: Any) -> tuple[checkpoints.Checkpoint, Params]:
-    """A checkpoint, and its weights as the modules hold them, on the device."""
     is_int8 = dtype == jnp.int8
     checkpoint = checkpoints.load(source, jnp.float32 if is_int8 else dtype)
     params = pack(checkpoint.params)
-    return checkpoint, jax.device_put(quantize(params) if is_int8 else params)
+    params = jax.device_put(quantize(params) if is_int8 else params)
+    target = make_target(checkpoint.config, dtype=dtype, stacked=stacked)
+    params = stack_layers(params) if stacked else params
+    return LoadedTarget(target, params, checkpoint.tokenizer, checkpoint.config, source)

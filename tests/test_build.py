@@ -17,6 +17,8 @@ from specjax.modules import find_module, lossless_rules, module_names
 from specjax.types import Drafter, ProposalLaw
 from tests.model_folder import write_model
 
+NGRAM = {"name": "ngram", "draft_length": 2, "max_ngram": 2}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,9 +32,10 @@ def loaded(folder: Path) -> build.LoadedTarget:
     return build.build_target(str(folder))
 
 
+@pytest.mark.parametrize("fields", [{"name": "draft_model"}, {"name": "cascade", "inner": NGRAM}])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_target_that_drafts_for_itself_is_loaded_once(
-    stacked: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fields: dict, stacked: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources: list[str] = []
     load = checkpoints.load
@@ -40,7 +43,7 @@ def test_target_that_drafts_for_itself_is_loaded_once(
     config = run_config()
     config.target = str(folder)
     config.stacked_layers = stacked
-    config.drafter = {"name": "draft_model", "source": str(folder), "draft_length": 2}
+    config.drafter = fields | {"source": str(folder), "draft_length": 2}
     built = build.build_method(config)
     assert sources == [str(folder)]
     assert built.lossless

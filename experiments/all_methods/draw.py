@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax.analysis import plots, theory
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import ConfigError, command
 from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN
 from specjax.eval.metrics import Metrics
@@ -58,28 +58,25 @@ class Setting(NamedTuple):
         return {label: methods for label, methods in self.sets.items() if "step" in methods[name]}
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", help="a summary.json, or several")
     parser.add_argument("--out", type=Path, default=PICTURE, help="a PNG; default: beside this file")
     args = parser.parse_args(arguments)
-    try:
-        if args.out.suffix != ".png":
-            raise ConfigError(f"--out is {args.out}: give a name that ends in .png")
-        results.check_writable(args.out.parent)
-        settings = read_all(args.results)
-        panels = {title.replace(", ", "\n", 1): bars(setting) for title, setting in settings.items()}
-        picture = plots.png(plots.ranking(panels, x_label=LABEL, reference=1.0))
-        report = tables.Report(
-            [make(title, setting) for title, setting in settings.items() for make in (gains, parts)], NOTES
-        )
-        with replacing(args.out) as draft:
-            draft.write_bytes(picture)
-        results.write_whole(args.out.with_name(TABLES), report.markdown())
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    if args.out.suffix != ".png":
+        raise ConfigError(f"--out is {args.out}: give a name that ends in .png")
+    results.check_writable(args.out.parent)
+    settings = read_all(args.results)
+    panels = {title.replace(", ", "\n", 1): bars(setting) for title, setting in settings.items()}
+    picture = plots.png(plots.ranking(panels, x_label=LABEL, reference=1.0))
+    report = tables.Report(
+        [make(title, setting) for title, setting in settings.items() for make in (gains, parts)], NOTES
+    )
+    with replacing(args.out) as draft:
+        draft.write_bytes(picture)
+    results.write_whole(args.out.with_name(TABLES), report.markdown())
     return 0
 
 

@@ -26,7 +26,7 @@ from specjax.build import LoadedTarget, build_drafter, build_target
 from specjax.data import token_counts
 from specjax.data.prompts import Prompt, load_prompts
 from specjax.drafters import eagle, self_speculative
-from specjax.errors import SpecjaxError
+from specjax.errors import command
 from specjax.eval import results
 from specjax.models.functional import LAST_HIDDEN, keep_layers, make_target
 from specjax.prefill import read_prompt
@@ -47,19 +47,16 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--spec_bench", required=True, help="Spec-Bench's question.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="the folder of results.json")
     args = parser.parse_args(arguments)
-    try:
-        results.check_writable(args.out)
-        found = measure(load_prompts("spec_bench", args.spec_bench, None, PER_TASK))
-        results.write_whole(args.out / "results.json", json.dumps(found, indent=2) + "\n")
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    results.check_writable(args.out)
+    found = measure(load_prompts("spec_bench", args.spec_bench, None, PER_TASK))
+    results.write_whole(args.out / "results.json", json.dumps(found, indent=2) + "\n")
     return 0
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.failure_modes.config import VARIANTS
 from specjax.analysis import plots
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import ConfigError, command
 from specjax.eval import results, tables
 from specjax.eval.compare import PLAIN
 from specjax.eval.metrics import Metrics, summarize_lines
@@ -37,25 +37,22 @@ ALL = "all"  # tasks together
 Point = dict[str, Any]
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="the folder of the runs' folders")
     parser.add_argument("--out", type=Path, required=True, help="the folder of what is written")
     args = parser.parse_args(arguments)
-    try:
-        results.check_writable(args.out)
-        found = {axis: read(args.runs / axis, axis) for axis in VARIANTS if (args.runs / axis).exists()}
-        if not found:
-            raise ConfigError(f"{args.runs} holds none of {', '.join(VARIANTS)}: run config.py first")
-        for axis, series in found.items():
-            draw(axis, series, args.out / f"{axis}.png")
-        results.write_whole(args.out / "results.json", json.dumps(found, indent=1) + "\n")
-        report = tables.Report([made for item in found.items() for made in as_tables(*item)], NOTES)
-        results.write_whole(args.out / "tables.md", report.markdown())
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    results.check_writable(args.out)
+    found = {axis: read(args.runs / axis, axis) for axis in VARIANTS if (args.runs / axis).exists()}
+    if not found:
+        raise ConfigError(f"{args.runs} holds none of {', '.join(VARIANTS)}: run config.py first")
+    for axis, series in found.items():
+        draw(axis, series, args.out / f"{axis}.png")
+    results.write_whole(args.out / "results.json", json.dumps(found, indent=1) + "\n")
+    report = tables.Report([made for item in found.items() for made in as_tables(*item)], NOTES)
+    results.write_whole(args.out / "tables.md", report.markdown())
     return 0
 
 

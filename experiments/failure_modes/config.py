@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 from specjax.config import load_config, run_config
 
-ALL_METHODS = Path(__file__).parents[2] / "configs" / "evaluate_all_llama.py"
+CONFIGS = Path(__file__).parents[2] / "configs"
+ALL_METHODS, ADAPTIVE = CONFIGS / "evaluate_all_llama.py", CONFIGS / "adaptive_llama.py"
 INT8 = {"drafter_dtype": "int8"}
 SMALL = {**INT8, "draft_vocab_size": 2048}
 EAGLE = {"name": "eagle", "source": "zoo:eagle_smollm2", "draft_length": 3}
@@ -28,7 +29,7 @@ def method(drafter: dict[str, Any], **cheaper: Any) -> dict[str, Any]:
 def usual() -> dict[str, dict[str, Any]]:
     """A drafter without weights, a cheap one, a good one, both together, and either while it pays."""
     known = load_config(str(ALL_METHODS)).methods.to_dict()
-    eagle = {"name": "adaptive", "inner": EAGLE, "costs": (1.08, 1.14, 1.2), "prior": 0.35}
+    eagle = load_config(f"{ADAPTIVE}:eagle").drafter.to_dict()
     names = ("prompt_lookup", "eagle", "quantized", "cascade", "adaptive")
     return {name: known[name] for name in names} | {"adaptive_eagle": method(eagle, **SMALL)}
 

@@ -106,9 +106,18 @@ def drafting(section: Mapping[str, Any], name: str) -> float:
 
 
 def count_prefill(section: Mapping[str, Any], lines: Sequence[results.Line]) -> dict[str, Any]:
-    """The section's methods and tasks, timed from the first token of the prompt on."""
+    """The section's methods and tasks, timed from the first token of the prompt on.
+
+    An answer that ended early, as at temperatures above 0 another one may not, counts as much of its prefill
+    as it has of the tokens that were asked for.
+    """
     own = [line for line in lines if all(line[field] == section[field] for field in Section._fields)]
-    whole = [line | {"decode_seconds": line["decode_seconds"] + line["prefill_seconds"]} for line in own]
+    most = section["max_new_tokens"]
+    whole = [
+        line
+        | {"decode_seconds": line["decode_seconds"] + line["prefill_seconds"] * len(line["tokens"]) / most}
+        for line in own
+    ]
     lossless = dict.fromkeys(section["methods"], True)
     return summarize_lines(whole, greedy=section["temperature"] == 0, lossless=lossless)
 

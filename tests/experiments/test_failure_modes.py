@@ -94,6 +94,16 @@ def table(folder: Path, title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in (head, *rows)]
 
 
+def test_an_answer_that_ended_early_counts_its_part_of_the_prefill() -> None:
+    lines = []
+    for row in range(3):
+        early = generation("early", row, 4.0, 0.5, SETTING)
+        lines += [generation("plain", row, 4.0, 4.0, SETTING), {**early, "tokens": early["tokens"][:2]}]
+    section = {**SETTING, "methods": ["plain", "early"]}
+    found = draw.count_prefill(section, lines)["methods"]["early"]["speedup"]["value"]
+    assert found == pytest.approx((4 + 4) / 8 / ((0.5 + 4 * 2 / 8) / 2))
+
+
 def test_every_axis_counts_prefill_too(drawn: Path) -> None:
     found = json.loads((drawn / "results.json").read_text())
     for axis in ("length", "temperature"):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.decode import rollout, row_keys
+from specjax.decode import row_keys
 from specjax.eval import timing
 from specjax.eval.compare import PLAIN, Batch, Settings, lay_out
 from specjax.eval.exactness import subjects
@@ -55,12 +55,15 @@ def inputs(programs: dict[str, Programs]) -> dict[str, Inputs]:
 
 
 def three_steps(program: Programs, parts: Parts, inputs: Inputs) -> list[DecodeState]:
-    """The state after three steps, and after their parts."""
-    whole, _ = rollout(program.method, program.params, inputs.request, timing.middle(program, inputs), 3)
-    apart = timing.middle(program, inputs)
+    """The state after three steps, a token each, and after their parts; rows that have ended go on."""
+    whole, apart = (timing.middle(program, inputs) for _ in range(2))
+    ended = inputs.request._replace(limit=whole.length)
+    expected = whole.length + 3
     for _ in range(3):
-        apart, seconds = parts.step(program.params, inputs.request, apart)
+        whole, _ = program.step(ended, whole)
+        apart, seconds = parts.step(program.params, ended, apart)
         assert tuple(seconds) == PARTS
+    assert (whole.length == expected).all() and (apart.length == expected).all()
     return [whole, apart]
 
 

@@ -46,7 +46,7 @@ from specjax.training.measure import HeldOut, make_measure
 from specjax.training.session import Every, Session, learn
 from specjax.training.train_loop import DRAFTER, TARGET
 from specjax.training.units import complete, feature_sizes
-from specjax.types import ModelParams, Params, Trainable
+from specjax.types import ModelParams, Params, Trainable, TrainingBatch
 
 DTYPES = ("float32", "bfloat16")
 MEASURED_ROWS = 4  # of full length, of which the sizes of the features are taken
@@ -221,9 +221,12 @@ def _feature_sizes(
             num_processes=1,
         )
     )
-    params = ModelParams(loaded.params, {})
-    read = jax.jit(lambda batch: train_loop.with_features(trainable, loaded.target, params, batch).features)
-    return feature_sizes(jax.device_get(read(batch)), batch.length)
+
+    @jax.jit
+    def read(params: ModelParams, batch: TrainingBatch) -> dict[str, jax.Array]:
+        return train_loop.with_features(trainable, loaded.target, params, batch).features
+
+    return feature_sizes(jax.device_get(read(ModelParams(loaded.params, {}), batch)), batch.length)
 
 
 def _architecture(published: Published | None) -> tuple[Any, ...]:

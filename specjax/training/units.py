@@ -1,6 +1,6 @@
 """Weights that learn in units of their inputs.
 
-Optimizers move all weights of a matrix by like amounts. Where one input is a hundred times another, as a
+Optimizers move all weights of a matrix by like amounts. Where one input is twenty times another, as a
 target's states are beside its embeddings, what comes in small is learned late. So steps are taken as if every
 input had the size 1: as if the weights were these, times what is here called their unit.
 """

@@ -34,8 +34,7 @@ def method(drafter: dict[str, Any], verify: str = "rejection", **cheaper: Any) -
 
 def adaptive(variant: str, inner: dict[str, Any]) -> dict[str, Any]:
     """The inner drafter as long as it pays, with the costs of that variant of adaptive_llama.py."""
-    known = load_config(f"{ADAPTIVE}:{variant}").drafter
-    return {"name": "adaptive", "inner": inner, "costs": known.costs, "prior": known.prior}
+    return {**load_config(f"{ADAPTIVE}:{variant}").drafter.to_dict(), "inner": inner}
 
 
 # What a draft costs on a CPU is mostly the weights that it reads; few drafts are lost by either.

@@ -37,33 +37,42 @@ from specjax.types import (
     Verdict,
 )
 
-UNREAD = 16  # rounds without drafting after which the drafter reads what it missed
+UNREAD = 32  # rounds without drafting after which the drafter reads what it missed
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Drafts of `inner`, of the length that pays best.
 
-    `costs` are those of a round with 1, 2, ... drafts, drafting included, in passes of plain decoding; those
-    of a tree go by its depth. What is known of the acceptance at first counts as `prior_weight` drafts of
-    which the share `prior` was accepted, and a round counts half after `half_life` others. `sizes` are the
-    numbers of nodes for which a pass of its own is compiled, besides the whole draft.
+    `costs` are those of a round with 1, 2, ... drafts, drafting included, in passes of plain decoding, and
+    `context_costs` what a thousand tokens of context add to them; those of a tree go by its depth. What is
+    known of the acceptance at first counts as `prior_weight` drafts of which the share `prior` was accepted,
+    and a round counts half after `half_life` others. `sizes` are the numbers of nodes for which a pass of its
+    own is compiled, besides the whole draft: for a chain every one, unless given.
     """
 
     inner: Mapping[str, Any]
     costs: tuple[float, ...]
+    context_costs: tuple[float, ...] = ()
     confidence: float = 0.0
     probe_every: int = 24
     half_life: float = 12.0
     prior: float = 0.6
     prior_weight: float = 2.0
-    sizes: tuple[int, ...] = (1,)
+    sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.costs or any(not cost > 0 for cost in self.costs):
             raise ConfigError(
                 f"drafter.costs is {self.costs}: give what a round of 1, 2, ... drafts costs in plain passes"
             )
+        if self.context_costs and len(self.context_costs) != len(self.costs):
+            raise ConfigError(
+                f"drafter.context_costs has {len(self.context_costs)} numbers and drafter.costs "
+                f"{len(self.costs)}: give one for each, or none"
+            )
+        if any(not added >= 0 for added in self.context_costs):
+            raise ConfigError(f"drafter.context_costs is {self.context_costs}: give numbers of at least 0")
         for name, low, high in (("confidence", 0, 1), ("prior", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"drafter.{name} is {getattr(self, name)}: give {low} to {high}")
@@ -114,22 +123,26 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             f"drafter.costs has {len(config.costs)} numbers and the inner drafter drafts up to {max_depth} "
             "tokens: give one for each length"
         )
-    if any(not 1 <= size < inner.num_nodes for size in config.sizes):
+    sizes = config.sizes
+    if sizes is None:
+        sizes = tuple(range(1, inner.num_nodes)) if inner.is_chain else (1,)
+    if any(not 1 <= size < inner.num_nodes for size in sizes):
         raise ConfigError(
-            f"drafter.sizes is {config.sizes}: give numbers from 1 to {inner.num_nodes - 1}, below the "
+            f"drafter.sizes is {sizes}: give numbers from 1 to {inner.num_nodes - 1}, below the "
             "inner drafter's nodes"
         )
     costs = jnp.asarray(config.costs)[None]
+    added = jnp.asarray(config.context_costs or (0.0,) * max_depth)[None] / 1000
     fading = 0.5 ** (1 / config.half_life)
 
     def own(params: ModelParams) -> ModelParams:
         return params._replace(drafter=params.drafter["inner"])
 
-    def choose(tried, accepted, idle: Int[Array, "B"]) -> Int[Array, "B"]:
-        """The length of the most tokens for its cost."""
+    def choose(tried, accepted, idle: Int[Array, "B"], length: Int[Array, "B"]) -> Int[Array, "B"]:
+        """The draft length of the most tokens for its cost, behind a context of that length."""
         known = config.prior_weight + tried
         chances = (config.prior_weight * config.prior + accepted) / known
-        rates = (1 + jnp.cumsum(jnp.cumprod(chances, axis=1), axis=1)) / costs
+        rates = (1 + jnp.cumsum(jnp.cumprod(chances, axis=1), axis=1)) / (costs + added * length[:, None])
         best = 1 + jnp.argmax(rates, axis=1).astype(jnp.int32)
         is_worth_it = (rates.max(1) > 1) | (idle >= config.probe_every)
         return jnp.where(is_worth_it, best, 0)
@@ -146,7 +159,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             inner.init(own(params), context, features, prompt_size),
             nothing,
             nothing,
-            choose(nothing, nothing, none_yet),
+            choose(nothing, nothing, none_yet, context.length),
             none_yet,
             context.length,
             jnp.zeros((), jnp.int32),
@@ -213,7 +226,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         idle = jnp.where(drafted > 0, 0, state.idle + 1)
         # A row that has ended is not to be drafted for.
         goes_on = context.length > state.length
-        wanted = jnp.where(goes_on, choose(tried, accepted, idle), 0)
+        wanted = jnp.where(goes_on, choose(tried, accepted, idle, context.length), 0)
         return state._replace(tried=tried, accepted=accepted, idle=idle, wanted=wanted, length=context.length)
 
     def resume(params: ModelParams, state: State, context: Context, features, first) -> State:
@@ -232,6 +245,6 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         law=inner.law,
         features=inner.features,
         resume=resume,
-        sizes=config.sizes,
+        sizes=sizes,
         written=None if inner.written is None else lambda state: state.cache,
     )

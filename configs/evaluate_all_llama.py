@@ -65,7 +65,14 @@ def methods(target: Any) -> dict[str, dict[str, Any]]:
         "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
         "quantized": method({**rounded, "draft_length": 5}, **INT8),
         "cascade": method(
-            {"name": "cascade", **itself, "draft_length": 8, "inner": zoo("eagle", draft_length=2)}, **INT8
+            {
+                "name": "cascade",
+                **itself,
+                "share_cache": True,
+                "draft_length": 8,
+                "inner": zoo("eagle", draft_length=2),
+            },
+            **INT8,
         ),
         "adaptive": method(adaptive("quantized", {**rounded, "draft_length": 6}), **INT8),
         "adaptive_eagle3": method(adaptive("eagle", zoo("eagle3", draft_length=3)), **CHEAPER),

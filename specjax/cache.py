@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.errors import ConfigError
 from specjax.types import KVCache
 
 
@@ -29,6 +30,13 @@ def init_cache(
         tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         jnp.zeros((batch,), jnp.int32),
     )
+
+
+def layer_by_layer(cache: KVCache) -> KVCache:
+    """The cache, for a drafter that shares it; ConfigError where its layers are stacked."""
+    if not isinstance(cache.keys, tuple):
+        raise ConfigError("share_cache needs layers with a cache each: leave out stacked_layers")
+    return cache
 
 
 def capacity(cache: KVCache) -> int:

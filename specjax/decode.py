@@ -135,11 +135,11 @@ def prepare(
         )
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
-    needed = longest + max_new_tokens + method.num_nodes
+    needed = longest + max_new_tokens + method.num_slots
     size = bucket(needed) if capacity is None else capacity
     if needed > size:
         raise ConfigError(
-            f"a prompt of {longest} tokens, {max_new_tokens} new ones and {method.num_nodes} nodes a pass "
+            f"a prompt of {longest} tokens, {max_new_tokens} new ones and {method.num_slots} that a pass writes "
             f"need {needed} cache slots, and the capacity is {size}: shorten the prompt or raise the capacity"
         )
     max_positions = getattr(method.target.config, "max_positions", None)

@@ -41,6 +41,11 @@ class Method(NamedTuple):
         return 1 if self.drafter is None else self.drafter.num_nodes
 
     @property
+    def num_slots(self) -> int:
+        """Cache slots behind the context that a round may write."""
+        return 1 if self.drafter is None else self.drafter.num_nodes + self.drafter.scratch
+
+    @property
     def max_depth(self) -> int:
         """The most draft tokens one pass can accept."""
         return 0 if self.drafter is None else self.drafter.max_depth
@@ -116,7 +121,9 @@ def speculative_round(
     next_keys, draft_keys, verify_keys = split_keys(state.keys, 3)
     context = Context(state.tokens, state.length, request.warp, cache=state.cache)
     draft, draft_state = drafter.propose(params, draft_keys, state.draft_state, context)
-    cache = state.cache if drafter.written is None else drafter.written(draft_state)
+    cache = state.cache
+    if drafter.written is not None:
+        cache, draft_state = drafter.written(draft_state)
     draft = draft._replace(tokens=draft.tokens.at[:, 0].set(_pending(state)))
 
     mask = chain_mask(*draft.tokens.shape) if drafter.is_chain else ancestor_mask(draft.parents)

@@ -221,9 +221,9 @@ class Drafter(NamedTuple):
     state to a context that came about otherwise: behind position `first` [B], tokens came that were not
     observed, or some went that were; `features` [B, W, F] are those of W positions from `first` on.
     `sizes` are numbers of nodes below `num_nodes` for which a pass of its own is compiled: a round whose
-    later nodes all hold `NO_TOKEN` takes the smallest that is enough. `written(state)` is the target's cache
-    after a draft that wrote into its scratch slots; None where drafting leaves it alone. A drafter that
-    writes there keeps nothing else from `propose` to `observe`.
+    later nodes all hold `NO_TOKEN` takes the smallest that is enough. `written(state)` takes out of the state
+    the target's cache after a draft that wrote into its scratch slots, and returns both; None where drafting
+    leaves it alone. Such a draft may go `scratch` slots further than the pass that verifies it.
     """
 
     init: Callable[[ModelParams, Context, dict[str, jax.Array], int], DraftState]
@@ -237,7 +237,8 @@ class Drafter(NamedTuple):
         [ModelParams, DraftState, Context, dict[str, jax.Array], Int[Array, "B"]], DraftState
     ] = keep_state
     sizes: tuple[int, ...] = ()
-    written: Callable[[DraftState], KVCache] | None = None
+    written: Callable[[DraftState], tuple[KVCache, DraftState]] | None = None
+    scratch: int = 0
 
     @property
     def is_chain(self) -> bool:

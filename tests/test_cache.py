@@ -16,7 +16,8 @@ import pytest
 
 from specjax import cache as kv
 from specjax.decode import rollout, row_keys, start
-from specjax.drafters import adaptive, self_speculative
+from specjax.drafters import adaptive, cascade, self_speculative
+from specjax.eval.exactness.subjects import made_up
 from specjax.models.functional import make_target, stack_layers
 from specjax.prefill import read_prompt
 from specjax.sampling import make_warp
@@ -218,6 +219,16 @@ def test_adaptive_rounds_draft_in_the_targets_cache_in_place(
     config = adaptive.Config({}, (1.3, 1.6, 1.9))
     drafter = adaptive.build(config, tiny_target, Parts(inner))
     method, params = Method(tiny_target, drafter, greedy.verify), ModelParams(tiny_params, {"inner": {}})
+    options = {"warp": make_warp(2), "keys": row_keys(0, [0, 1]), "capacity": 500}
+    request, state = start(method, params, [[1, 2, 3], [4, 5]], max_new_tokens=20, **options)
+    compiled = rollout.lower(method, params, request, state, 3).compile().as_text()
+    assert cache_operations(compiled, state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
+
+
+def test_a_cascade_writes_the_targets_cache_in_place(tiny_target: Target, tiny_params: Params) -> None:
+    config = cascade.Config({"name": "eagle", "draft_length": 2}, None, 3, share_cache=True)
+    drafter, weights = made_up(cascade, config, tiny_target, tiny_params, 0.1)
+    method, params = Method(tiny_target, drafter, greedy.verify), ModelParams(tiny_params, weights)
     options = {"warp": make_warp(2), "keys": row_keys(0, [0, 1]), "capacity": 500}
     request, state = start(method, params, [[1, 2, 3], [4, 5]], max_new_tokens=20, **options)
     compiled = rollout.lower(method, params, request, state, 3).compile().as_text()

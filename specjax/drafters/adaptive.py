@@ -177,9 +177,10 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             cache = context.cache if inner.written is None else state.cache
             asked = context._replace(effort=effort, cache=cache)
             draft, after = inner.propose(own(params), keys, state.inner, asked)
-            if inner.written is None:
-                return draft, state._replace(inner=after)
-            return draft, state._replace(cache=inner.written(after))
+            if inner.written is not None:
+                cache, after = inner.written(after)
+                state = state._replace(cache=cache)
+            return draft, state._replace(inner=after)
 
         if inner.written is not None:
             state = state._replace(cache=context.cache)
@@ -211,7 +212,6 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             state = state._replace(features=kept, num_unread=state.num_unread + 1)
             return run_if(state.num_unread == UNREAD, lambda state: catch_up(params, state, context), state)
 
-        state = state._replace(cache=None)
         state = run_if(has_drafted, learn, state)
         state = run_if(~has_drafted, miss, state)
 
@@ -246,5 +246,6 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         features=inner.features,
         resume=resume,
         sizes=sizes,
-        written=None if inner.written is None else lambda state: state.cache,
+        written=None if inner.written is None else lambda state: (state.cache, state._replace(cache=None)),
+        scratch=inner.scratch,
     )

@@ -40,41 +40,51 @@ CATCH_UP = 4  # tokens that a pass of the model reads of a text that came withou
 class Config:
     """Chains of `draft_length` tokens of the model in `source`, for which `inner` drafts, judged by `verify`.
 
-    `source` is whatever the drafter `draft_model` takes.
+    `source` is whatever the drafter `draft_model` takes. Where it is the target itself in another type, it can
+    read the target's keys and values (`share_cache`): then it keeps no cache and reads no prompt, and what the
+    inner drafter learns of the prompt is the target's.
     """
 
     inner: Mapping[str, Any]
     source: str | None
     draft_length: int
     verify: str = "rejection"
+    share_cache: bool = False
 
 
 # Small settings that the contract tests and the certificate build it with; they make up the weights.
 EXAMPLES = {
     "cascade": Config({"name": "ngram", "draft_length": 2, "max_ngram": 2}, None, 2),
     "cascade of eagle": Config({"name": "eagle", "draft_length": 2}, None, 3, "block"),
+    "cascade in the target's cache": Config({"name": "eagle", "draft_length": 2}, None, 3, share_cache=True),
 }
 
 
 class State(NamedTuple):
     """The model's `cache`, the inner drafter's state, and the model's features of the last draft.
 
-    `features` [B, W, F] are those at the positions from `first` [B] on.
+    `features` [B, W, F] are those at the positions from `first` [B] on. Where the cache is the target's, it is
+    there between a draft and its verification.
     """
 
-    cache: KVCache
+    cache: KVCache | None
     draft_state: Any
     features: dict[str, Float[Array, "B W F"]]
     first: Int[Array, "B"]
 
 
 def build(config: Config, target: Target, parts: Parts) -> Drafter:
-    """Drafts of the model, with its law; ConfigError where no token is to be drafted."""
+    """Drafts of the model, with its law; ConfigError where no token is drafted or no cache can be shared."""
     inner, model, verify = parts
     assert model is not None and verify is not None
     length = config.draft_length
     if length < 1:
         raise ConfigError(f"drafter.draft_length is {length}: draft at least 1 token a pass")
+    if config.share_cache and model.config != target.config:
+        raise ConfigError(
+            f"share_cache is for the target's own architecture, and the model '{config.source}' has another: "
+            "leave it out"
+        )
     # One token more than is drafted: then the model has read all that is.
     num_new = length + 1
     width = num_new + inner.max_depth + 1
@@ -84,15 +94,17 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
 
     def with_room(context: Context) -> Context:
         """The model writes further than the target does."""
-        return context._replace(tokens=jnp.pad(context.tokens, ((0, 0), (0, inner.num_nodes))), effort=None)
+        room = inner.num_nodes + inner.scratch
+        return context._replace(tokens=jnp.pad(context.tokens, ((0, 0), (0, room))), effort=None)
 
     def init(params: ModelParams, context: Context, features, prompt_size: int) -> State:
-        del features
         params, context = own(params), with_room(context)
         batch, capacity = context.tokens.shape
-        prompt, empty = context.tokens[:, :prompt_size], model.init_cache(batch, capacity)
-        cache, read = read_prompt(model.forward, params.target, prompt, empty, inner.features)
-        cache = cache._replace(length=context.length - 1)
+        cache, read = None, features
+        if not config.share_cache:
+            prompt, empty = context.tokens[:, :prompt_size], model.init_cache(batch, capacity)
+            cache, read = read_prompt(model.forward, params.target, prompt, empty, inner.features)
+            cache = cache._replace(length=context.length - 1)
         buffers = {
             name: jnp.zeros((batch, width, values.shape[-1]), values.dtype) for name, values in read.items()
         }
@@ -103,7 +115,11 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
     ) -> tuple[Draft, State]:
         params, context = own(params), with_room(context)
         batch, first = len(keys), context.length - 1
-        no_stops = jnp.zeros((0,), jnp.int32)
+        no_stops, cache = jnp.zeros((0,), jnp.int32), state.cache
+        if config.share_cache:
+            assert context.cache is not None
+            cache = kv.layer_by_layer(context.cache)
+        assert cache is not None
         request = Request(context.warp, context.length + num_new, no_stops)
 
         def extend(carry):
@@ -115,7 +131,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             return text, _put(laws, judged.law, at), {n: _put(features[n], f, at) for n, f in on_path.items()}
 
         nobody = jnp.zeros((batch,), bool)
-        text = DecodeState(context.tokens, context.length, nobody, keys, state.cache, state.draft_state)
+        text = DecodeState(context.tokens, context.length, nobody, keys, cache, state.draft_state)
         laws = jnp.zeros((batch, width, target.vocab_size))
         text, laws, features = jax.lax.while_loop(
             lambda carry: ~carry[0].done.all(), extend, (text, laws, state.features)
@@ -123,12 +139,16 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         places = first[:, None] + jnp.arange(num_new)[None]
         tokens = jnp.take_along_axis(text.tokens, places, axis=1)
         draft = Draft(tokens, chain_parents(batch, num_new), laws[:, :num_new])
-        return draft, State(text.cache, text.draft_state, features, first)
+        after = text.cache._replace(length=cache.length) if config.share_cache else text.cache
+        return draft, State(after, text.draft_state, features, first)
 
     def settle(params: ModelParams, state: State, context: Context) -> State:
         """Forget what the target refused."""
-        cache = kv.rollback(state.cache, context.length - 1)
-        context = context._replace(length=cache.length + 1)
+        cache = None
+        if not config.share_cache:
+            assert state.cache is not None
+            cache = kv.rollback(state.cache, context.length - 1)
+            context = context._replace(length=cache.length + 1)
         inner_state = inner.resume(params, state.draft_state, context, state.features, state.first)
         return state._replace(cache=cache, draft_state=inner_state)
 
@@ -137,9 +157,11 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         return settle(own(params), state, with_room(context))
 
     def resume(params: ModelParams, state: State, context: Context, features, first) -> State:
-        del features, first
         params, context = own(params), with_room(context)
         batch = len(context.length)
+        if config.share_cache:
+            read = inner.resume(params, state.draft_state, context, features, first)
+            return state._replace(draft_state=read)
 
         def lacks_more(state: State) -> Bool[Array, ""]:
             return (state.cache.length < context.length - 1).any()
@@ -164,7 +186,10 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         num_nodes=num_new,
         max_depth=length,
         law=ProposalLaw.CHAIN,
+        features=inner.features if config.share_cache else (),
         resume=resume,
+        written=(lambda state: (state.cache, state._replace(cache=None))) if config.share_cache else None,
+        scratch=inner.num_nodes + inner.scratch - 1 if config.share_cache else 0,
     )
 
 

@@ -334,10 +334,8 @@ def sharing_drafter(
         params: ModelParams, keys: Key[Array, "B"], state: Any, context: Context
     ) -> tuple[Draft, KVCache]:
         del state
-        whole, weights = context.cache, weights_of(params)
-        assert whole is not None
-        if not isinstance(whole.keys, tuple):
-            raise ConfigError("share_cache needs layers with a cache each: leave out stacked_layers")
+        assert context.cache is not None
+        whole, weights = kv.layer_by_layer(context.cache), weights_of(params)
         own = KVCache(
             tuple(whole.keys[layer] for layer in kept),
             tuple(whole.values[layer] for layer in kept),
@@ -363,5 +361,5 @@ def sharing_drafter(
         num_nodes=shape.num_nodes,
         max_depth=shape.max_depth,
         law=shape.law,
-        written=lambda state: state,
+        written=lambda state: (state, {}),
     )

@@ -120,9 +120,9 @@ def decode_batch(
 def lay_out(methods: Methods, batches: Mapping[str, Batch], settings: Settings) -> dict[str, Inputs]:
     """The same rows, capacity and keys for every method; ConfigError on a prompt that does not fit."""
     longest = max(len(prompt) for batch in batches.values() for prompt in batch.prompts)
-    widest = max((method for method, _ in methods.values()), key=lambda method: method.num_nodes)
+    widest = max((method for method, _ in methods.values()), key=lambda method: method.num_slots)
     # Few capacities, so that few shapes compile: attention's share of a pass hardly notices.
-    needed = longest + settings.max_new_tokens + widest.num_nodes
+    needed = longest + settings.max_new_tokens + widest.num_slots
     capacity = max(SMALLEST_CAPACITY, 2 ** math.ceil(math.log2(needed)))
 
     def inputs(batch: Batch) -> Inputs:

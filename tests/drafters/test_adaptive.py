@@ -47,6 +47,17 @@ def test_a_perfect_drafter_drafts_as_far_as_it_pays(tiny_target: Target, tiny_pa
     assert (infos.num_drafted == 2).all()
 
 
+def test_drafts_shorten_where_context_makes_them_dear(tiny_target: Target, tiny_params: Params) -> None:
+    # A third draft's token pays for 1.3 + 0.018 passes a token of context up to 16 tokens.
+    config = adaptive.Config(MODEL, (1.1, 1.2, 1.3), context_costs=(0.0, 0.0, 18.0), prior=1.0)
+    _, infos = decode(tiny_target, tiny_params, config, 0.0)
+    for row, prompt in enumerate(PROMPTS):
+        context = len(prompt) + np.cumsum(infos.num_emitted[:, row]) - infos.num_emitted[:, row]
+        expected = np.where(4 / (1.3 + 0.018 * context) > 3 / 1.2, 3, 2)
+        np.testing.assert_array_equal(infos.num_drafted[:, row], expected)
+        assert set(expected) == {2, 3}
+
+
 def test_a_useless_drafter_is_asked_now_and_then(tiny_target: Target, tiny_params: Params) -> None:
     config = adaptive.Config(MODEL, (1.3, 1.6, 1.9), probe_every=9)
     state, infos = decode(tiny_target, tiny_params, config, 5.0)
@@ -70,14 +81,18 @@ def test_confidence_cuts_a_draft(tiny_target: Target, tiny_params: Params) -> No
     assert drafted[0] == 3 and 0 < drafted[1] < 3 and drafted[2] == 0
 
 
-def test_a_pass_has_no_more_nodes_than_it_needs(tiny_target: Target, tiny_params: Params) -> None:
+@pytest.mark.parametrize(("given", "expected"), [((1, 3), {1, 3}), (None, {1, 2})])
+def test_a_pass_has_no_more_nodes_than_it_needs(
+    given: tuple[int, ...] | None, expected: set[int], tiny_target: Target, tiny_params: Params
+) -> None:
+    """One draft is what pays best here."""
     sizes: list[int] = []
 
     def noted(params, tokens, *rest):
         jax.debug.callback(lambda: sizes.append(tokens.shape[1]))
         return tiny_target.forward(params, tokens, *rest)
 
-    config = adaptive.Config(MODEL, (1.3, 1.6, 1.9), probe_every=9, sizes=(1, 2))
+    config = adaptive.Config(MODEL, (1.3, 1.6, 1.9), probe_every=9, sizes=given)
     drafter, weights = made_up(adaptive, config, tiny_target, tiny_params, 5.0)
     method = Method(tiny_target._replace(forward=noted), drafter, rejection.verify)
     every, options = ModelParams(tiny_params, weights), {"warp": make_warp(1), "keys": row_keys(0, [0])}
@@ -87,7 +102,7 @@ def test_a_pass_has_no_more_nodes_than_it_needs(tiny_target: Target, tiny_params
     _, stats = generate(method, every, request, state)
     jax.effects_barrier()
     drafting = int(stats.tried_at_depth[0, 0])
-    assert len(sizes) == int(stats.num_steps[0]) and set(sizes) <= {1, 2, 4}
+    assert len(sizes) == int(stats.num_steps[0]) and set(sizes) == expected
     assert sizes.count(1) >= len(sizes) - drafting > 0
 
 
@@ -192,6 +207,8 @@ def test_effort_shortens_a_chain_and_changes_nothing_else(
         ({"costs": (1.0, 1.2)}, "costs has 2 numbers and the inner drafter drafts up to 3"),
         ({"costs": (1.0, 1.0, 1.0), "confidence": 1.5}, "confidence is 1.5"),
         ({"costs": (1.0, 1.0, 1.0), "half_life": 0}, "half_life is 0"),
+        ({"costs": (1.0, 1.0, 1.0), "context_costs": (0.1,)}, "context_costs has 1 numbers"),
+        ({"costs": (1.0, 1.0), "context_costs": (0.1, -0.1)}, "context_costs is"),
         ({"costs": (1.0, 1.0, 1.0), "sizes": (1, 4)}, "sizes is"),
     ],
 )

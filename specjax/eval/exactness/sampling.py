@@ -110,7 +110,7 @@ class Sampler:
             max_new_tokens=NEW_TOKENS,
             warp=self._warp(groups),
             stop_tokens=(method.target.vocab_size,),  # which no row meets
-            capacity=self._prompt_size + NEW_TOKENS + method.num_nodes,
+            capacity=self._prompt_size + NEW_TOKENS + method.num_slots,
         )
 
     def _warp(self, groups: Sequence[Group]) -> Warp:

@@ -3,10 +3,11 @@
     python -m specjax.run --config=configs/cascade_llama.py --workdir=runs/cascade
 
 The model in the middle is SmolLM2 itself with its weights in int8, which agrees with it nearly always and
-reads a quarter of the bytes (arXiv 2503.13565). It decodes speculatively, under a lossless rule, so its
-drafts have its law and the target's rule stays exact. It reads the target's keys and values. Any drafter may be the inner one, a cascade too, and
-any model with the target's tokenizer the middle one. The argument "distilled" takes prompt lookup and the
-zoo's draft model of two layers (specjax.zoo.card("draft_model_smollm2")), which is too often wrong to pay.
+reads a quarter of the bytes (arXiv 2503.13565). It reads the target's keys and values, and decodes
+speculatively under a lossless rule, so its drafts have its law and the target's rule stays exact. Any drafter
+may be the inner one, a cascade too, and any model with the target's tokenizer the middle one. The argument
+"distilled" takes prompt lookup and the zoo's draft model of two layers
+(specjax.zoo.card("draft_model_smollm2")), which is too often wrong to pay.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""What the adviser foresees, measured: every drafter it knows at several draft lengths, on prompts it never saw.
+"""What the adviser foresees, measured: its drafters at several draft lengths, on prompts it never saw.
 
     python -m experiments.advice.prompts question.jsonl --out=runs/advice
     python -m specjax.run --config=experiments/advice/config.py --workdir=runs/advice/measured \

@@ -40,9 +40,9 @@ CATCH_UP = 4  # tokens that a pass of the model reads of a text that came withou
 class Config:
     """Chains of `draft_length` tokens of the model in `source`, for which `inner` drafts, judged by `verify`.
 
-    `source` is whatever the drafter `draft_model` takes. Where it is the target itself in another type, it can
-    read the target's keys and values (`share_cache`): then it keeps no cache and reads no prompt, and what the
-    inner drafter learns of the prompt is the target's.
+    `source` is whatever the drafter `draft_model` takes. Where it is the target itself in another type, the
+    model can read the target's keys and values (`share_cache`): then it keeps no cache and reads no prompt,
+    and the features that the inner drafter gets of the prompt are the target's.
     """
 
     inner: Mapping[str, Any]
@@ -63,8 +63,8 @@ EXAMPLES = {
 class State(NamedTuple):
     """The model's `cache`, the inner drafter's state, and the model's features of the last draft.
 
-    `features` [B, W, F] are those at the positions from `first` [B] on. Where the cache is the target's, it is
-    there between a draft and its verification.
+    `features` [B, W, F] are those at the positions from `first` [B] on. A cache that is the target's is there
+    between a draft and its verification.
     """
 
     cache: KVCache | None
@@ -115,11 +115,8 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
     ) -> tuple[Draft, State]:
         params, context = own(params), with_room(context)
         batch, first = len(keys), context.length - 1
-        no_stops, cache = jnp.zeros((0,), jnp.int32), state.cache
-        if config.share_cache:
-            assert context.cache is not None
-            cache = kv.layer_by_layer(context.cache)
-        assert cache is not None
+        no_stops = jnp.zeros((0,), jnp.int32)
+        cache = kv.layer_by_layer(_given(context.cache)) if config.share_cache else _given(state.cache)
         request = Request(context.warp, context.length + num_new, no_stops)
 
         def extend(carry):
@@ -146,8 +143,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         """Forget what the target refused."""
         cache = None
         if not config.share_cache:
-            assert state.cache is not None
-            cache = kv.rollback(state.cache, context.length - 1)
+            cache = kv.rollback(_given(state.cache), context.length - 1)
             context = context._replace(length=cache.length + 1)
         inner_state = inner.resume(params, state.draft_state, context, state.features, state.first)
         return state._replace(cache=cache, draft_state=inner_state)
@@ -164,14 +160,15 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             return state._replace(draft_state=read)
 
         def lacks_more(state: State) -> Bool[Array, ""]:
-            return (state.cache.length < context.length - 1).any()
+            return (_given(state.cache).length < context.length - 1).any()
 
         def catch_up(state: State) -> State:
-            start, end = state.cache.length, context.tokens.shape[1] - 1
+            cache, end = _given(state.cache), context.tokens.shape[1] - 1
+            start = cache.length
             places = jnp.minimum(start[:, None] + jnp.arange(CATCH_UP)[None], end)
             tokens = jnp.take_along_axis(context.tokens, places, axis=1)
             mask = chain_mask(batch, CATCH_UP)
-            out = model.forward(params.target, tokens, places, mask, state.cache, inner.features)
+            out = model.forward(params.target, tokens, places, mask, cache, inner.features)
             cache = kv.commit(out.cache, jnp.clip(context.length - 1 - start, 0, CATCH_UP))
             there = context._replace(length=cache.length + 1)
             inner_state = inner.resume(params, state.draft_state, there, out.features, start)
@@ -191,6 +188,12 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         written=(lambda state: (state.cache, state._replace(cache=None))) if config.share_cache else None,
         scratch=inner.num_nodes + inner.scratch - 1 if config.share_cache else 0,
     )
+
+
+def _given(cache: KVCache | None) -> KVCache:
+    """The cache, where there is one."""
+    assert cache is not None
+    return cache
 
 
 def _put(rows: Float[Array, "B W F"], new: Float[Array, "B D1 F"], at: Int[Array, "B"]):

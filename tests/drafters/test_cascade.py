@@ -102,9 +102,7 @@ def test_in_the_targets_cache_it_keeps_none(inner: str, tiny_target: Target, tin
             written(tiny_target, drafter, params, longest + 32 + 3 + part.scratch)
 
 
-def test_the_cache_of_another_architecture_is_not_shared(
-    tiny_target: Target, tiny_params: Params
-) -> None:
+def test_the_cache_of_another_architecture_is_not_shared(tiny_target: Target, tiny_params: Params) -> None:
     part, _ = made_up(ngram, drafter_config(NGRAM), tiny_target, tiny_params, 0.0)
     other = tiny_target._replace(config=dataclasses.replace(tiny_target.config, num_layers=1))
     with pytest.raises(ConfigError, match="share_cache is for the target's own architecture"):

@@ -6,7 +6,8 @@
 DIR holds Spec-Bench's question.jsonl. --config.prompts="('mt_bench', 'humaneval', 'gsm8k', 'alpaca',
 'cnn_dm')" takes the five sets of EAGLE's tables. Chains of 2 in int8 are what a pass over three tokens allows
 on a CPU; the trees show what the same heads accept where nodes cost nothing. `quantized` drafts with the
-target itself in int8, `cascade` has EAGLE draft for that. What came out is in experiments/all_methods; the
+target itself in int8, `cascade` has EAGLE draft for that. The argument names some of them, as in
+configs/evaluate_all_llama.py:eagle+cascade. What came out is in experiments/all_methods; the
 papers' tables set it beside theirs (python -m specjax.tables --results=DIR).
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from specjax.config import load_config, run_config
+from specjax.errors import ConfigError, nearest
 
 ADAPTIVE = Path(__file__).with_name("adaptive_llama.py")
 TREE = {"branching": (8,) * 5, "draft_length": 5, "num_nodes": 32, "proposal": "point_mass"}
@@ -79,8 +81,15 @@ def methods(target: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def get_config() -> ConfigDict:
+def get_config(names: str = "") -> ConfigDict:
     config = run_config("evaluate")
-    config.methods = methods(config.get_ref("target"))
+    known = methods(config.get_ref("target"))
+    chosen = names.split("+") if names else list(known)
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(
+                f"there is no method '{name}'{nearest(name, known)}: known are {', '.join(known)}"
+            )
+    config.methods = {name: known[name] for name in chosen}
     config.prompts = ("spec_bench",)
     return config

@@ -421,6 +421,17 @@ def test_argument_of_a_config_file_reaches_it(tmp_path: Path, capsys: pytest.Cap
         _assert_one_error(capsys, expected)
 
 
+def test_methods_of_the_comparison_are_chosen_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, workdir = f"--config={ROOT}/configs/evaluate_all_llama.py", f"--workdir={tmp_path}/out"
+    chosen = run.parse([f"{config}:eagle+cascade", workdir]).config.methods
+    every = run.parse([config, workdir]).config.methods
+    assert set(chosen) == {"eagle", "cascade"} < set(every) and chosen.eagle == every.eagle
+    assert run.main([f"{config}:eagle+cascad", workdir]) == 2
+    _assert_one_error(capsys, ["no method 'cascad'", "did you mean 'cascade'"])
+
+
 def _assert_one_error(capsys: pytest.CaptureFixture[str], expected: list[str]) -> None:
     shown = capsys.readouterr().err
     assert shown.startswith("specjax: error: ")

@@ -1,7 +1,7 @@
 """What the adviser foresees, measured: its drafters at several draft lengths, on prompts it never saw.
 
     python -m experiments.advice.prompts question.jsonl --out=runs/advice
-    python -m specjax.run --config=experiments/advice/config.py --workdir=runs/advice/measured \
+    python -m specjax.run --config=experiments/advice/config.py --workdir=runs/advice/measured_usual \
         --config.prompts='("runs/advice/checked.jsonl",)'
 
 The argument "short" asks what is hard for speculation: answers of 15 tokens at temperature 1.5.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from experiments.learning import curves
-from experiments.learning.runs import Run, as_flags, execute, make_run, refuse_both
+from experiments.learning.runs import Run, as_flags, execute, make_run, refuse_both, without
 from experiments.learning.series import BASE, CONFIG, SERIES, Series
 from specjax.analysis import plots
 from specjax.config import load_config, override, validate
@@ -70,7 +70,7 @@ def make_runs(series: Series, workdir: Path, human: Sequence[str], flags: Sequen
     shared = {"data"} | ({"steps", "warmup"} if series.is_fitted else set())
     refuse_both(flags, ({name: part[name] for name in part.keys() - shared} for part in variants.values()))
     return [
-        make_run(name, CONFIG, [*common, *as_flags(overrides)], workdir / name)
+        make_run(name, CONFIG, [*without(common, overrides), *as_flags(overrides)], workdir / name)
         for name, overrides in variants.items()
     ]
 

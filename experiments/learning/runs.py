@@ -39,13 +39,22 @@ def as_flags(overrides: Overrides) -> list[str]:
     return [f"--config.{name}={value}" for name, value in overrides.items()]
 
 
+def without(flags: Iterable[str], overrides: Overrides) -> list[str]:
+    """The flags but those that a run sets itself: of a tuple that is given twice both parts would stay."""
+    return [flag for flag in flags if _field(flag) not in overrides]
+
+
 def refuse_both(flags: Iterable[str], overrides: Iterable[Overrides]) -> None:
     """Raise ConfigError where a flag sets what the runs differ in."""
     own = {name for part in overrides for name in part}
     for flag in flags:
-        name = flag.partition("=")[0].lstrip("-").removeprefix("config.")
+        name = _field(flag)
         if own & {name, name.partition(".")[0]}:
             raise ConfigError(f"{flag} is what the runs differ in: leave it out")
+
+
+def _field(flag: str) -> str:
+    return flag.partition("=")[0].lstrip("-").removeprefix("config.")
 
 
 def execute(module: str, run: Run) -> None:

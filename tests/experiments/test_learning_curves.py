@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments.learning import curves
-from experiments.learning.runs import refuse_both
-from experiments.learning.series import losses
+from experiments.learning.compare import make_runs
+from experiments.learning.runs import ROOT, refuse_both
+from experiments.learning.series import SERIES, losses
 from specjax.errors import ConfigError
 from specjax.training.history import LINES
 
@@ -82,3 +85,20 @@ def test_losses_differ_in_what_they_say() -> None:
     assert len(planned) == 7 == len({tuple(part.items()) for part in planned.values()})
     assert next(iter(planned)) == "forward_kl"
     assert planned["forward_kl_states_1.0"]["training.feature_weight"] == 1.0
+
+
+def test_peoples_texts_take_the_place_of_the_targets(tmp_path: Path) -> None:
+    """Of a tuple that a command line gives twice both parts would stay."""
+    own, people = ROOT / "experiments" / "self_written", tmp_path / "people"
+    people.mkdir()
+    shutil.copy(own / "tokens-00003.array_record", people)
+    flags = [f"--config.data=('{own}',)", "--config.max_length=64"]
+    runs = make_runs(SERIES["data"], tmp_path / "runs", [str(people)], flags)
+    assert {run.name: run.config.data for run in runs} == {
+        "self_written": (str(own),),
+        "human": (str(people),),
+        "human_text_alone": (str(people),),
+    }
+    assert all(run.config.eval_data == (str(own),) for run in runs)
+    for run in runs:
+        assert [flag.startswith("--config.data=") for flag in run.arguments].count(True) == 1

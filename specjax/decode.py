@@ -139,7 +139,7 @@ def prepare(
     size = bucket(needed) if capacity is None else capacity
     if needed > size:
         raise ConfigError(
-            f"a prompt of {longest} tokens, {max_new_tokens} new ones and the {method.num_slots} of a pass "
+            f"a prompt of {longest} tokens, {max_new_tokens} new ones and {method.num_slots} of a pass "
             f"need {needed} cache slots, and the capacity is {size}: shorten the prompt or raise the capacity"
         )
     max_positions = getattr(method.target.config, "max_positions", None)

@@ -46,8 +46,8 @@ CHEAPER = {**INT8, "draft_vocab_size": 2048}
 
 def methods(target: Any) -> dict[str, dict[str, Any]]:
     """All of them; three draft with `target` itself, its weights in int8."""
-    itself = {"source": target}
-    rounded = {"name": "draft_model", **itself, "share_cache": True}
+    itself = {"source": target, "share_cache": True}
+    rounded = {"name": "draft_model", **itself}
     return {
         "prompt_lookup": method({"name": "ngram", "draft_length": 4, "max_ngram": 3}),
         "suffix": method({"name": "suffix", "draft_length": 4, "num_nodes": 6}, verify="target_only"),
@@ -67,14 +67,7 @@ def methods(target: Any) -> dict[str, dict[str, Any]]:
         "eagle3_tree": method(zoo("eagle3", **TREE), verify="target_only"),
         "quantized": method({**rounded, "draft_length": 5}, **INT8),
         "cascade": method(
-            {
-                "name": "cascade",
-                **itself,
-                "share_cache": True,
-                "draft_length": 8,
-                "inner": zoo("eagle", draft_length=2),
-            },
-            **INT8,
+            {"name": "cascade", **itself, "draft_length": 8, "inner": zoo("eagle", draft_length=2)}, **INT8
         ),
         "adaptive": method(adaptive("quantized", {**rounded, "draft_length": 6}), **INT8),
         "adaptive_eagle3": method(adaptive("eagle", zoo("eagle3", draft_length=3)), **CHEAPER),

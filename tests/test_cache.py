@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.stages import Compiled
 
 from specjax import cache as kv
 from specjax.decode import rollout, row_keys, start
@@ -23,7 +24,7 @@ from specjax.prefill import read_prompt
 from specjax.sampling import make_warp
 from specjax.step import Method
 from specjax.trees.topology import ancestor_mask, depths
-from specjax.types import NO_PARENT, KVCache, ModelParams, Params, Parts, Target
+from specjax.types import NO_PARENT, DecodeState, KVCache, ModelParams, Params, Parts, Request, Target
 from specjax.verify import greedy
 
 CAPACITY = 24
@@ -211,6 +212,13 @@ def test_a_chain_moves_nothing_and_a_path_only_itself() -> None:
     assert "copy" in cache_operations(kept, cache)
 
 
+def compiled_rounds(method: Method, params: ModelParams) -> tuple[Compiled, Request, DecodeState]:
+    """Three rounds as one program, and what it takes."""
+    options = {"warp": make_warp(2), "keys": row_keys(0, [0, 1]), "capacity": 500}
+    request, state = start(method, params, [[1, 2, 3], [4, 5]], max_new_tokens=20, **options)
+    return rollout.lower(method, params, request, state, 3).compile(), request, state
+
+
 def test_adaptive_rounds_draft_in_the_targets_cache_in_place(
     tiny_target: Target, tiny_params: Params
 ) -> None:
@@ -219,20 +227,16 @@ def test_adaptive_rounds_draft_in_the_targets_cache_in_place(
     config = adaptive.Config({}, (1.3, 1.6, 1.9))
     drafter = adaptive.build(config, tiny_target, Parts(inner))
     method, params = Method(tiny_target, drafter, greedy.verify), ModelParams(tiny_params, {"inner": {}})
-    options = {"warp": make_warp(2), "keys": row_keys(0, [0, 1]), "capacity": 500}
-    request, state = start(method, params, [[1, 2, 3], [4, 5]], max_new_tokens=20, **options)
-    compiled = rollout.lower(method, params, request, state, 3).compile().as_text()
-    assert cache_operations(compiled, state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
+    compiled, _, state = compiled_rounds(method, params)
+    assert cache_operations(compiled.as_text(), state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
 
 
 def test_a_cascade_writes_the_targets_cache_in_place(tiny_target: Target, tiny_params: Params) -> None:
     config = cascade.Config({"name": "eagle", "draft_length": 2}, None, 3, share_cache=True)
     drafter, weights = made_up(cascade, config, tiny_target, tiny_params, 0.1)
     method, params = Method(tiny_target, drafter, greedy.verify), ModelParams(tiny_params, weights)
-    options = {"warp": make_warp(2), "keys": row_keys(0, [0, 1]), "capacity": 500}
-    request, state = start(method, params, [[1, 2, 3], [4, 5]], max_new_tokens=20, **options)
-    compiled = rollout.lower(method, params, request, state, 3).compile().as_text()
-    assert cache_operations(compiled, state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
+    compiled, _, state = compiled_rounds(method, params)
+    assert cache_operations(compiled.as_text(), state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
 
 
 @pytest.mark.parametrize("branching", [(), (2, 2, 1)])
@@ -244,16 +248,7 @@ def test_rounds_write_the_cache_in_place(
     )
     method = Method(tiny_target, self_speculative.build(config, tiny_target), greedy.verify)
     params = ModelParams(tiny_params, {})
-    request, state = start(
-        method,
-        params,
-        [[1, 2, 3], [4, 5]],
-        max_new_tokens=20,
-        warp=make_warp(2),
-        keys=row_keys(0, [0, 1]),
-        capacity=500,
-    )
-    compiled = rollout.lower(method, params, request, state, 3).compile()
+    compiled, request, state = compiled_rounds(method, params)
     assert cache_operations(compiled.as_text(), state.cache) <= PASSED_ON | WRITTEN_IN_PLACE
     caches = state.cache.keys, state.cache.values, state.draft_state.cache.keys
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))

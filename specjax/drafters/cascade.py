@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import cache as kv
+from specjax.drafters.draft_model import check_shareable
 from specjax.errors import ConfigError
 from specjax.prefill import read_prompt
 from specjax.step import speculative_round
@@ -80,21 +81,18 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
     length = config.draft_length
     if length < 1:
         raise ConfigError(f"drafter.draft_length is {length}: draft at least 1 token a pass")
-    if config.share_cache and model.config != target.config:
-        raise ConfigError(
-            f"share_cache is for the target's own architecture, and the model '{config.source}' has another: "
-            "leave it out"
-        )
+    if config.share_cache:
+        check_shareable(config.source, model.config, target)
     # One token more than is drafted: then the model has read all that is.
     num_new = length + 1
     width = num_new + inner.max_depth + 1
+    room = inner.num_nodes + inner.scratch
 
     def own(params: ModelParams) -> ModelParams:
         return ModelParams(params.drafter["model"], params.drafter["inner"])
 
     def with_room(context: Context) -> Context:
         """The model writes further than the target does."""
-        room = inner.num_nodes + inner.scratch
         return context._replace(tokens=jnp.pad(context.tokens, ((0, 0), (0, room))), effort=None)
 
     def init(params: ModelParams, context: Context, features, prompt_size: int) -> State:
@@ -139,14 +137,16 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         after = text.cache._replace(length=cache.length) if config.share_cache else text.cache
         return draft, State(after, text.draft_state, features, first)
 
+    def follow(params: ModelParams, state: State, context: Context, features, first) -> State:
+        """The inner drafter brought to the context."""
+        return state._replace(draft_state=inner.resume(params, state.draft_state, context, features, first))
+
     def settle(params: ModelParams, state: State, context: Context) -> State:
         """Forget what the target refused."""
-        cache = None
         if not config.share_cache:
             cache = kv.rollback(_given(state.cache), context.length - 1)
-            context = context._replace(length=cache.length + 1)
-        inner_state = inner.resume(params, state.draft_state, context, state.features, state.first)
-        return state._replace(cache=cache, draft_state=inner_state)
+            state, context = state._replace(cache=cache), context._replace(length=cache.length + 1)
+        return follow(params, state, context, state.features, state.first)
 
     def observe(params: ModelParams, state: State, draft, verdict, context: Context, features) -> State:
         del draft, verdict, features
@@ -156,8 +156,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         params, context = own(params), with_room(context)
         batch = len(context.length)
         if config.share_cache:
-            read = inner.resume(params, state.draft_state, context, features, first)
-            return state._replace(draft_state=read)
+            return follow(params, state, context, features, first)
 
         def lacks_more(state: State) -> Bool[Array, ""]:
             return (_given(state.cache).length < context.length - 1).any()
@@ -171,8 +170,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
             out = model.forward(params.target, tokens, places, mask, cache, inner.features)
             cache = kv.commit(out.cache, jnp.clip(context.length - 1 - start, 0, CATCH_UP))
             there = context._replace(length=cache.length + 1)
-            inner_state = inner.resume(params, state.draft_state, there, out.features, start)
-            return state._replace(cache=cache, draft_state=inner_state)
+            return follow(params, state._replace(cache=cache), there, out.features, start)
 
         return jax.lax.while_loop(lacks_more, catch_up, settle(params, state, context))
 
@@ -186,7 +184,7 @@ def build(config: Config, target: Target, parts: Parts) -> Drafter:
         features=inner.features if config.share_cache else (),
         resume=resume,
         written=(lambda state: (state.cache, state._replace(cache=None))) if config.share_cache else None,
-        scratch=inner.num_nodes + inner.scratch - 1 if config.share_cache else 0,
+        scratch=room - 1 if config.share_cache else 0,
     )
 
 

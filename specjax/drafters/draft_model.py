@@ -96,11 +96,8 @@ def build(config: Config, target: Target, architecture: LlamaConfig | None = Non
 
     Raises ConfigError where the vocabularies differ, or the target has no ends or no cache to share.
     """
-    if config.share_cache and architecture != target.config:
-        raise ConfigError(
-            f"share_cache is for the target's own architecture, and the draft model '{config.source}' has "
-            "another: leave it out"
-        )
+    if config.share_cache:
+        check_shareable(config.source, architecture, target)
     if architecture is None:
         return learned_drafter(target, config.shape)
     model = complete_target(config.source, architecture, target)
@@ -111,6 +108,15 @@ def build(config: Config, target: Target, architecture: LlamaConfig | None = Non
     if config.share_cache:
         return sharing_drafter(tuple(range(architecture.num_layers)), model, weights_of, config.shape)
     return model_drafter(model, weights_of, config.shape)
+
+
+def check_shareable(source: str | None, architecture: LlamaConfig | None, target: Target) -> None:
+    """Raise ConfigError where a model cannot read the target's keys and values."""
+    if architecture != target.config:
+        raise ConfigError(
+            f"share_cache is for the target's own architecture, and the draft model '{source}' has another: "
+            "leave it out"
+        )
 
 
 def complete_target(source: str | None, architecture: LlamaConfig, target: Target) -> Target:

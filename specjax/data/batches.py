@@ -149,9 +149,9 @@ def make_batches(
 ) -> Batches:
     """Batches of a process, in a new order every epoch, made ahead in threads.
 
-    Texts of like length stand together: rows of half the `max_length` are twice as many, and so on, so that
-    every batch has as many tokens as `num_rows` of full length and little of it is padding. `features` are
-    read from beside the texts. Every text comes once an epoch; rows that are left over have length 0.
+    Texts of like length stand together, so that little is padding: rows are as wide as `max_length`, 3/4,
+    1/2, 1/4 of it and so on, and those of half the width are twice as many. `features` are read from beside
+    the texts. Every text comes once an epoch; rows that are left over have length 0.
     """
     grain = import_extra("grain", "training needs", "train")
     groups = _groups(texts, num_rows * num_processes, max_length, seed)
@@ -175,18 +175,25 @@ def _groups(texts: Sequence[Text], num_rows: int, max_length: int, seed: int) ->
     """Which texts stand together: a random choice among those of like length."""
     empty = Text(np.zeros(0, np.int32), np.zeros(0, bool), 0, texts[0].path, 0)
     order = _shuffled(texts, seed)
-    groups, width = [], max_length
-    while order:
-        # The narrowest rows take all that is left.
-        narrower = width // 2 if width % 2 == 0 and width // 2 >= NARROWEST else 0
+    groups, widths = [], _widths(max_length)
+    for width, narrower in zip(widths, [*widths[1:], 0], strict=True):
         here = [text for text in order if len(text.tokens) > narrower]
         order = [text for text in order if len(text.tokens) <= narrower]
         size = num_rows * (max_length // width)
         for start in range(0, len(here), size):
             members = here[start : start + size]
             groups.append(_Group(width, members + [empty] * (size - len(members))))
-        width = narrower
     return groups
+
+
+def _widths(max_length: int) -> list[int]:
+    """The widths of rows, falling: by whole halves, and 3/4 of the longest; none too narrow.
+
+    A step is compiled for each. Over half of what the package's target wrote is between 1/2 and 3/4 of 512.
+    """
+    halves = {max_length >> n for n in range(max_length.bit_length()) if max_length % 2**n == 0}
+    narrower = {width for width in halves | {max_length * 3 // 4} if NARROWEST <= width < max_length}
+    return [max_length, *sorted(narrower, reverse=True)]
 
 
 def _row(text: Text, names: Sequence[str], width: int) -> TrainingBatch:

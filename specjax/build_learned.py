@@ -153,7 +153,9 @@ def export_drafter(fields: Mapping[str, Any], loaded: LoadedTarget, folder: Path
     layers: tuple[int, ...] = ()
     if hasattr(module, "layers_of"):
         layers = module.layers_of(config, loaded.target)
-        architecture = architecture or module.like(config, loaded.target)
+        architecture, weights = module.with_own_head(
+            config, architecture or module.like(config, loaded.target), weights, loaded.target, loaded.params
+        )
     elif hasattr(module, "like"):
         architecture = architecture or module.like(loaded.target)
     base = loaded.source.removeprefix(HUB)

@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments.learning import curves
 from experiments.learning.runs import Run, as_flags, execute, make_run, refuse_both, without
-from experiments.learning.series import BASE, CONFIG, SERIES, Series
+from experiments.learning.series import BASE, SERIES, Series
 from specjax.analysis import plots
 from specjax.config import load_config, override, validate
 from specjax.errors import command
@@ -63,14 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_runs(series: Series, workdir: Path, human: Sequence[str], flags: Sequence[str]) -> list[Run]:
     """All runs of a series, their configs checked; ConfigError says what is wrong with the first that is."""
     common = [*as_flags(BASE), *flags]
-    config = override(load_config(str(CONFIG)), common)
+    config = override(load_config(str(series.file)), common)
     validate(config)
     variants = series.variants(config, human)
     # Shares of the steps are taken from the steps in common.
     shared = {"data"} | ({"steps", "warmup"} if series.is_fitted else set())
     refuse_both(flags, ({name: part[name] for name in part.keys() - shared} for part in variants.values()))
     return [
-        make_run(name, CONFIG, [*without(common, overrides), *as_flags(overrides)], workdir / name)
+        make_run(name, series.file, [*without(common, overrides), *as_flags(overrides)], workdir / name)
         for name, overrides in variants.items()
     ]
 

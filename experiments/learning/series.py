@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +15,9 @@ from specjax.data import batches
 from specjax.errors import ConfigError
 from specjax.training.foresight import CROSS_ENTROPY
 
-CONFIG = ROOT / "configs" / "train" / "eagle_llama.py"
+EAGLE, EAGLE3 = (ROOT / "configs" / "train" / f"{name}_llama.py" for name in ("eagle", "eagle3"))
 # Of every run; flags may change them. One unrolled step is half the cost, and asks the same of all.
-BASE = {
-    "training.unroll_steps": 1,
-    "training.draft_vocab_size": 8192,
-    "held_out": 48,
-    "eval_prompts": 48,
-}
+BASE = {"training.unroll_steps": 1, "held_out": 48, "eval_prompts": 48}
 DISTANCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation", CROSS_ENTROPY)
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
 
@@ -30,12 +26,14 @@ class Series(NamedTuple):
     """A question, and the fields in which each run differs; the others are compared with the first.
 
     `variants` is given the config that all have in common and the folders of texts that people wrote.
-    `is_fitted` says that the runs differ in `max_tokens`, and that a law is to be fitted to them.
+    `is_fitted` says that the runs differ in `max_tokens`, and that a law is to be fitted to them. `file` is
+    the config that all begin with.
     """
 
     question: str
     variants: Callable[[ConfigDict, Sequence[str]], dict[str, Overrides]]
     is_fitted: bool = False
+    file: Path = EAGLE
 
 
 def losses(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
@@ -94,11 +92,18 @@ def scaling(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
     }
 
 
+def copying(config: ConfigDict, human: Sequence[str]) -> dict[str, Overrides]:
+    """EAGLE-3's first weights as they are drawn, or such as copy what followed the same token before."""
+    del config, human
+    return {name: {"training.copying": name == "copying"} for name in ("drawn", "copying")}
+
+
 SERIES = {
     "losses": Series("Which distance to the target's law teaches most in equally many steps?", losses),
     "optimizers": Series("Which steps teach most, and do units help?", optimizers),
     "data": Series("Are the target's own texts better to learn from than people's?", data),
     "scaling": Series("What would more texts bring?", scaling, is_fitted=True),
+    "copying": Series("Does EAGLE-3 learn more where it starts by copying?", copying, file=EAGLE3),
 }
 
 

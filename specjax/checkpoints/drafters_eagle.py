@@ -106,7 +106,8 @@ def read_eagle3(found: Found) -> Published:
         vocab = {}
     # States as wide as the drafter pass as they are.
     weights.setdefault("fc", {"weight": np.eye(hidden, dtype=activation_dtype(found.target.dtype))})
-    return Published({"state_layers": layers, "draft_vocab_size": size}, architecture, weights | vocab)
+    settled = {"state_layers": layers, "draft_vocab_size": size, "own_unembedding": True}
+    return Published(settled, architecture, weights | vocab)
 
 
 def _layer(found: Found, config: Any) -> tuple[LlamaConfig, bool]:
@@ -153,6 +154,11 @@ def _state_layers(found: Found) -> tuple[int, ...]:
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(
             f"{found.source}, {CONFIG}: '{STATE_LAYERS}' is {layers!r}; give numbers of layers."
+        )
+    if not all(0 <= layer < num_layers for layer in layers):
+        raise CheckpointError(
+            f"{found.source}, {CONFIG}: '{STATE_LAYERS}' is {layers!r}; the target has layers 0 to "
+            f"{num_layers - 1}."
         )
     return tuple(layers)
 

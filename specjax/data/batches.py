@@ -126,15 +126,15 @@ def count_tokens(texts: Sequence[Text], vocab_size: int) -> Int[np.ndarray, "V"]
     return np.bincount(foreseen, minlength=vocab_size)
 
 
-def are_stored(texts: Sequence[Text], names: Sequence[str]) -> bool:
-    """Whether the features of all texts lie beside them."""
+def stored_among(texts: Sequence[Text], names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the features that lie beside all of the texts."""
+    found = set(names)
     for path in {features_path(text.path) for text in texts}:
         if not path.is_file():
-            return False
+            return ()
         with safe_open(path, framework="numpy") as file:
-            if not set(names) <= set(file.keys()):
-                return False
-    return True
+            found &= set(file.keys())
+    return tuple(name for name in names if name in found)
 
 
 def make_batches(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,36 +15,47 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from specjax import draft_vocab
-from specjax.errors import ConfigError
+from specjax.errors import CheckpointError, ConfigError
 from specjax.models.eagle import embed
 from specjax.models.eagle3 import Eagle3, Eagle3Config
 from specjax.models.functional import LAST_HIDDEN, LAYER_INPUT, init_module, pure
 from specjax.models.layers import activation_dtype
 from specjax.proposals import TreeConfig
 from specjax.state_drafting import StateNetwork, adding_nothing, one_layer_cache, state_drafter, unroll
+from specjax.training.copying import start_copying
 from specjax.training.foresight import check_distance, foresight
 from specjax.types import Drafter, ModelParams, Params, Target, Trainable, TrainingBatch, not_offered
+
+PARTS = ("fc", "midlayer", "norm", "lm_head")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(TreeConfig):
     """Drafts of the weights that `source` names, over `draft_vocab_size` tokens (None is all).
 
-    `state_layers` are the layers whose inputs are fused; () means the published choice 2, L // 2, L - 3.
+    `state_layers` are the layers whose inputs are fused, L for what enters the target's head; () means the
+    published choice 2, L // 2, L - 3.
+    Without `own_unembedding` it shares the target's, which neither learns nor is stored.
     """
 
     source: str | None = None
     draft_vocab_size: int | None = None
     state_layers: tuple[int, ...] = ()
+    own_unembedding: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The loss: `distance` to the target's law, each of `unroll_steps` steps weighing `decay` less."""
+    """The loss: `distance` to the target's law, each of `unroll_steps` steps weighing `decay` less.
+
+    With `copying`, a head that reads its tokens' own embeddings (layer 0) and is like the target's layers
+    starts by copying what followed them before.
+    """
 
     distance: str = "forward_kl"
     unroll_steps: int = 3
     decay: float = 0.8
+    copying: bool = True
 
     def __post_init__(self) -> None:
         if self.unroll_steps < 1:
@@ -56,7 +68,12 @@ class Training:
 EXAMPLES = {
     "eagle3": Config(draft_length=2, state_layers=(0, 1), draft_vocab_size=6),
     "eagle3 dynamic": Config(
-        draft_length=2, branching=(2, 2), proposal="point_mass", num_nodes=5, state_layers=(0, 1)
+        draft_length=2,
+        branching=(2, 2),
+        proposal="point_mass",
+        num_nodes=5,
+        state_layers=(0, 2),
+        own_unembedding=False,
     ),
 }
 
@@ -70,8 +87,11 @@ def layers_of(config: Config, target: Target) -> tuple[int, ...]:
     """The layers whose inputs are fused; ConfigError where the target has no such layers."""
     num_layers = target.config.num_layers
     layers = config.state_layers or (2, num_layers // 2, num_layers - 3)
-    if not all(0 <= layer < num_layers for layer in layers):
-        raise ConfigError(f"state_layers are {layers}: the target has layers 0 to {num_layers - 1}")
+    if not all(0 <= layer <= num_layers for layer in layers):
+        raise ConfigError(
+            f"state_layers are {layers}: give layers 0 to {num_layers - 1} of the target, {num_layers} for "
+            "what enters its head"
+        )
     return layers
 
 
@@ -86,16 +106,21 @@ def like(config: Config, target: Target) -> Eagle3Config:
         )
     layer = dataclasses.replace(target.config, num_layers=1)
     states = len(layers_of(config, target)) * layer.hidden_size
-    return Eagle3Config(layer, states, size, norm_before_residual=False)
+    return Eagle3Config(
+        layer, states, size, norm_before_residual=False, own_unembedding=config.own_unembedding
+    )
 
 
 def make_network(config: Config, target: Target, architecture: Eagle3Config) -> StateNetwork:
     """The head as pure functions; it shares the target's embedding unless it has its own."""
     dtype = activation_dtype(target.dtype)
-    names = tuple(f"{LAYER_INPUT}{layer}" for layer in layers_of(config, target))
-    run, fuse, score = (
+    last = target.config.num_layers
+    names = tuple(
+        LAST_HIDDEN if layer == last else f"{LAYER_INPUT}{layer}" for layer in layers_of(config, target)
+    )
+    run, fuse = (
         pure(lambda rngs: Eagle3(architecture, dtype=dtype, rngs=rngs), method)
-        for method in ("__call__", "fuse", "logits")
+        for method in ("__call__", "fuse")
     )
 
     def encode(params: ModelParams, features: dict[str, jax.Array]) -> Float[Array, "B N H"]:
@@ -106,17 +131,53 @@ def make_network(config: Config, target: Target, architecture: Eagle3Config) -> 
         embedded = embed(target, params, tokens)
         return run(own(params), embedded, states, positions, mask, cache)
 
+    score = scorer(target, architecture)
+
     def logits(params: ModelParams, states: Float[Array, "B N H"]) -> Float[Array, "B N V"]:
-        scores = score(own(params), states).astype(jnp.float32)
-        return draft_vocab.in_target_vocab(scores, params, target.vocab_size)
+        return draft_vocab.in_target_vocab(score(params, states), params, target.vocab_size)
 
     init_cache = one_layer_cache(architecture.layer, dtype)
     return StateNetwork(names, encode, forward, logits, init_cache)
 
 
+def with_own_head(
+    config: Config, architecture: Eagle3Config, weights: Params, target: Target, target_params: Params
+) -> tuple[Eagle3Config, Params]:
+    """The same drafter as other engines know it, with a head of its own.
+
+    CheckpointError where it reads what enters the target's head: theirs read the inputs of layers.
+    """
+    layers, num_layers = layers_of(config, target), target.config.num_layers
+    if num_layers in layers:
+        raise CheckpointError(
+            f"the drafter cannot be written: its state_layers are {layers}, and the format knows layers 0 to "
+            f"{num_layers - 1} alone"
+        )
+    if architecture.own_unembedding:
+        return architecture, weights
+    drafted = weights.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
+    rows = target.head_rows(target_params, drafted).astype(weights["norm"]["weight"].dtype)
+    architecture = dataclasses.replace(architecture, own_unembedding=True)
+    return architecture, weights | {"lm_head": {"weight": rows}}
+
+
+def scorer(target: Target, architecture: Eagle3Config) -> Callable[..., Float[Array, "B N K"]]:
+    """What makes logits over the draft vocabulary of `ModelParams` and the head's outputs [B, N, H]."""
+    dtype = activation_dtype(target.dtype)
+    unembedded = pure(lambda rngs: Eagle3(architecture, dtype=dtype, rngs=rngs), "unembedded")
+
+    def score(params: ModelParams, states: Float[Array, "B N H"]) -> Float[Array, "B N K"]:
+        output = unembedded(own(params), states)
+        if architecture.own_unembedding:
+            return output.astype(jnp.float32)
+        return draft_vocab.scores(target, params, output)
+
+    return score
+
+
 def own(params: ModelParams) -> Params:
-    """The weights of the head alone."""
-    return {name: params.drafter[name] for name in ("fc", "midlayer", "norm", "lm_head")}
+    """The weights of the layer and what is around it alone."""
+    return {name: part for name, part in params.drafter.items() if name in PARTS}
 
 
 def trainable(
@@ -127,22 +188,28 @@ def trainable(
     network, hidden = make_network(config, target, sizes), sizes.layer.hidden_size
     # As published: states as wide as the head pass as they are.
     is_single = sizes.state_size == hidden
+    layers = layers_of(config, target)
+    copies = training.copying and not is_single and 0 in layers and hidden == target.config.hidden_size
 
     def make(rngs) -> Eagle3:
         return Eagle3(sizes, dtype=dtype, rngs=rngs)
 
-    score = pure(make, "logits")
+    score = scorer(target, sizes)
     check_distance(training.distance)
 
     def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
         weights = init_module(make, key)
         is_reduced = sizes.draft_vocab_size < target.vocab_size
         fixed = draft_vocab.choose(token_counts, sizes.draft_vocab_size if is_reduced else None)
-        if hidden == target.config.hidden_size:
+        if sizes.own_unembedding and hidden == target.config.hidden_size:
             # The head starts as the target's own.
             drafted = fixed.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
             weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
         weights["midlayer"] = adding_nothing(weights["midlayer"])
+        if copies:
+            weights["fc"]["weight"], weights["midlayer"] = start_copying(
+                weights["fc"]["weight"], weights["midlayer"], sizes.layer, layers.index(0) * hidden, key
+            )
         if is_single:
             del weights["fc"]
             fixed["fc"] = {"weight": jnp.eye(hidden, dtype=dtype)}
@@ -158,10 +225,9 @@ def trainable(
         total = jnp.zeros(())
         report: dict[str, jax.Array] = {}
         for step, out in enumerate(outputs):
-            scores = score(own(params), out).astype(jnp.float32)
             # Its first inputs have no drafts before them.
             of_law, overlap = foresight(
-                scores, target_logits, batch, 1, training.distance, vocab, place >= step
+                score(params, out), target_logits, batch, 1, training.distance, vocab, place >= step
             )
             total += training.decay**step * of_law
             report |= {f"law_{step + 1}": of_law, f"overlap_{step + 1}": overlap}
@@ -173,4 +239,5 @@ def trainable(
             return {}
         return {"fc": {"weight": 1 / np.concatenate([sizes[name] for name in network.features])[None]}}
 
-    return Trainable(init, loss, (*network.features, LAST_HIDDEN), units=units)
+    features = tuple(dict.fromkeys((*network.features, LAST_HIDDEN)))
+    return Trainable(init, loss, features, units=units)

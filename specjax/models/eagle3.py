@@ -1,4 +1,4 @@
-"""EAGLE-3's network (arXiv 2503.01840): one decoder layer over fused states, with a head of its own."""
+"""EAGLE-3's network (arXiv 2503.01840): one decoder layer over fused states, and most often a head."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class Eagle3Config:
     """The layer's own `layer`, of Llama's kind, the width of the fused states, and the draft vocabulary.
 
     With `norm_before_residual` what the layer adds to is the normalised state, not the state as it is.
+    Without `own_unembedding` it has no head, and the target's makes logits of its normalised outputs.
     """
 
     layer: LlamaConfig
     state_size: int
     draft_vocab_size: int
     norm_before_residual: bool
+    own_unembedding: bool = True
 
 
 class MidLayer(nnx.Module):
@@ -65,15 +67,20 @@ class Eagle3(nnx.Module):
             config.layer, norm_before_residual=config.norm_before_residual, dtype=dtype, rngs=rngs
         )
         self.norm = RMSNorm(hidden, eps=config.layer.rms_norm_eps, dtype=dtype)
-        self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False, dtype=dtype, rngs=rngs)
+        self.lm_head = (
+            Linear(hidden, config.draft_vocab_size, bias=False, dtype=dtype, rngs=rngs)
+            if config.own_unembedding
+            else None
+        )
 
     def fuse(self, features: Float[Array, "B N F"]) -> Float[Array, "B N H"]:
         """The states that the target's low, middle and high ones make together."""
         return self.fc(features)
 
-    def logits(self, states: Float[Array, "B N H"]) -> Float[Array, "B N K"]:
-        """Over the draft vocabulary."""
-        return self.lm_head(self.norm(states))
+    def unembedded(self, states: Float[Array, "B N H"]) -> Float[Array, "B N O"]:
+        """Logits over the draft vocabulary, or without a head of its own what is to enter the target's."""
+        normed = self.norm(states)
+        return normed if self.lm_head is None else self.lm_head(normed)
 
     def __call__(
         self,

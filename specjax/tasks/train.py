@@ -147,8 +147,8 @@ class Subject(NamedTuple):
     """What is trained: its module, its configs, and its weights, in the parts that learn and do not.
 
     `fixed` is what belongs to the drafter's own weights and does not learn. `units` are those of the weights
-    in `learning`. `stored` are the features that lie beside the texts. `published` is what the run goes on
-    from where that is a published drafter.
+    in `learning`. `stored` are those of its features that lie beside the texts. `published` is what the run
+    goes on from where that is a published drafter.
     """
 
     module: ModuleType
@@ -177,7 +177,7 @@ def make_subject(config: ConfigDict, loaded: LoadedTarget, texts: Sequence[data.
     trainable = module.trainable(drafter, training, loaded.target, *_architecture(published))
     counts = data.count_tokens(texts, loaded.target.vocab_size)
     weights, fixed = trainable.init(jax.random.key(config.seed), loaded.params, counts)
-    stored = trainable.features if data.are_stored(texts, trainable.features) else ()
+    stored = data.stored_among(texts, trainable.features)
     own_units: Params = {}
     if config.units and trainable.units is not None:
         sizes = _feature_sizes(config, loaded, trainable, texts, stored)
@@ -273,9 +273,10 @@ def run(options: Options) -> int:
     learned_from = data.first_tokens(rest, config.max_tokens)
     _claim(workdir, config, [*texts, *eval_texts])
     subject = make_subject(config, loaded, learned_from)
-    if names := ", ".join(subject.trainable.features):
-        how = "are read from beside the texts" if subject.stored else "are computed in every step"
-        console.print(f"features ({names}) {how}", highlight=False)
+    computed = tuple(name for name in subject.trainable.features if name not in subject.stored)
+    for names, how in ((subject.stored, "read from beside the texts"), (computed, "computed in every step")):
+        if names:
+            console.print(f"features {how}: {', '.join(names)}", highlight=False)
 
     mesh = sharding.make_mesh()
     state = sharding.replicate(train_loop.init_state(subject.learning, subject.settings, subject.units), mesh)

@@ -85,22 +85,28 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("variant", TRAINED)
-def test_trained_drafter_is_the_same_after_export_and_import(
-    loaded: LoadedTarget, tmp_path: Path, variant: str
-) -> None:
-    name, (fields, training) = variant.split()[0], TRAINED[variant]
-    module = find_module("drafters", name)
-    config = drafter_config({"name": name, **fields})
+def write_trained(
+    folder: Path, loaded: LoadedTarget, name: str, fields: dict[str, Any], training: dict[str, Any]
+) -> dict[str, Any]:
+    """Write random weights of a drafter as specjax.train does, and return the fields that name them."""
+    module, config = find_module("drafters", name), drafter_config({"name": name, **fields})
     settings = module.Training(**training)
     trainable = module.trainable(config, settings, loaded.target)
     weights, fixed = trainable.init(jax.random.key(0), loaded.params, np.arange(VOCAB))
     rng = np.random.default_rng(0)
     weights = jax.tree.map(lambda w: w + rng.normal(size=w.shape).astype(w.dtype), weights)
     about = {"config": dataclasses.asdict(config), "training": dataclasses.asdict(settings)}
-    write_drafter(tmp_path / "own", weights | fixed, {"drafter": name, **about})
+    write_drafter(folder, weights | fixed, {"drafter": name, **about})
+    return {"name": name, "source": str(folder), "draft_length": 2}
 
-    own = {"name": name, "source": str(tmp_path / "own"), "draft_length": 2}
+
+@pytest.mark.parametrize("variant", TRAINED)
+def test_trained_drafter_is_the_same_after_export_and_import(
+    loaded: LoadedTarget, tmp_path: Path, variant: str
+) -> None:
+    name, (fields, training) = variant.split()[0], TRAINED[variant]
+    module, config = find_module("drafters", name), drafter_config({"name": name, **fields})
+    own = write_trained(tmp_path / "own", loaded, name, fields, training)
     export_drafter(own, loaded, tmp_path / "published")
     published = own | {"source": str(tmp_path / "published")}
     first, second = (build_drafter(fields, loaded) for fields in (own, published))
@@ -112,6 +118,33 @@ def test_trained_drafter_is_the_same_after_export_and_import(
         "eagle3": lambda: module.like(config, loaded.target),
     }
     assert found == likes.get(name, lambda: None)()
+
+
+@pytest.mark.parametrize("size", [None, 6])
+def test_head_that_the_target_shares_goes_along(
+    loaded: LoadedTarget, tmp_path: Path, size: int | None
+) -> None:
+    fields = {"draft_length": 2, "draft_vocab_size": size, "own_unembedding": False}
+    own = write_trained(tmp_path / "own", loaded, "eagle3", fields, {})
+    export_drafter(own, loaded, tmp_path / "published")
+    shares, has_own = (
+        build_drafter(own | {"source": str(tmp_path / name)}, loaded)[1] for name in ("own", "published")
+    )
+    drafted = shares.get("d2t", np.arange(VOCAB))
+    rows = has_own.pop("lm_head")["weight"]
+    np.testing.assert_array_equal(rows, loaded.target.head_rows(loaded.params, drafted))
+    shares.pop("head", None)
+    jax.tree.map(np.testing.assert_array_equal, shares, has_own)
+
+
+def test_state_that_enters_the_head_is_no_layer_of_the_format(loaded: LoadedTarget, tmp_path: Path) -> None:
+    last = loaded.target.config.num_layers
+    own = write_trained(
+        tmp_path / "own", loaded, "eagle3", {"draft_length": 2, "state_layers": (0, last)}, {}
+    )
+    with pytest.raises(CheckpointError, match=f"state_layers are \\(0, {last}\\)"):
+        export_drafter(own, loaded, tmp_path / "published")
+    assert not (tmp_path / "published").exists()
 
 
 def test_drafter_without_weights_is_not_exported(loaded: LoadedTarget, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_wrong_draft_vocabulary_is_refused(
         {"speculators_model_type": "dflash"},
         {"residual_scale": 0.5},
         {"eagle_aux_hidden_state_layer_ids": "all"},
+        {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]},
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}},
     ],
     ids=lambda change: next(iter(change)),

@@ -226,9 +226,9 @@ def test_tokens_to_foresee_are_counted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.flatnonzero(batches.count_tokens(load(tmp_path), V)), [2, 3, 12])
 
 
-def test_features_count_as_stored_only_where_all_are(folder: Path) -> None:
-    assert batches.are_stored(load(folder), ("state",))
-    assert not batches.are_stored(load(folder), ("state", "other"))
+def test_features_count_as_stored_only_where_they_are_for_all_texts(folder: Path) -> None:
+    assert batches.stored_among(load(folder), ("state",)) == ("state",)
+    assert batches.stored_among(load(folder), ("other", "state")) == ("state",)
     write(folder, 2, [5], features=False)
-    assert not batches.are_stored(load(folder), ("state",))
+    assert batches.stored_among(load(folder), ("state",)) == ()
     assert next(make(load(folder), features=())).features == {}

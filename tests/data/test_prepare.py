@@ -163,7 +163,7 @@ def test_features_are_those_that_writing_records(finished: Path, recorded) -> No
 
 def test_the_trainer_reads_the_folder(finished: Path) -> None:
     texts = batches.load_texts([str(finished)], 64, batches.ANSWERS, 320)
-    assert len(texts) == len(texts_of(finished)) and batches.are_stored(texts, FEATURES)
+    assert len(texts) == len(texts_of(finished)) and batches.stored_among(texts, FEATURES) == FEATURES
     batch = next(
         batches.make_batches(texts, FEATURES, num_rows=4, max_length=64, seed=0, process=0, num_processes=1)
     )

@@ -33,6 +33,11 @@ WARP = make_warp(3, temperature=0.8, top_k=20)
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "eagle reduced": (eagle, {}, {"unroll_steps": DEPTH, "noise": 0.0, "draft_vocab_size": 20}),
     "eagle3 reduced": (eagle3, {"state_layers": (0, 1), "draft_vocab_size": 20}, {"unroll_steps": DEPTH}),
+    "eagle3 sharing": (
+        eagle3,
+        {"state_layers": (0, 2), "draft_vocab_size": 20, "own_unembedding": False},
+        {"unroll_steps": DEPTH},
+    ),
     "medusa": (medusa, {"num_layers": 2}, {}),
     "medusa own": (medusa, {"own_unembedding": True}, {}),
 }

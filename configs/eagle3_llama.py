@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): trees of a drafter that reads the target's low, middle and high states.
+"""EAGLE-3 (arXiv 2503.01840): trees of a drafter that reads the target's states of several layers.
 
     python -m specjax.run --config=configs/eagle3_llama.py --workdir=runs/eagle3
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): drafts from the target's low, middle and high states, learned as it decodes.
+"""EAGLE-3 (arXiv 2503.01840): drafts from the target's states of several layers, learned as it decodes.
 
 It foresees tokens, not states: its own outputs stand in for the target's states, in training as in decoding.
 """

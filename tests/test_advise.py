@@ -314,6 +314,13 @@ def test_serving_settings(
     assert ("less than the tree" in "".join(found.notes)) == (drafter is TREE)
 
 
+def test_what_the_format_of_eagle3_cannot_say_is_told() -> None:
+    of_zoo = {**EAGLE, "name": "eagle3", "source": "zoo:eagle3_smollm2"}
+    for drafter in (of_zoo, {**of_zoo, "source": "folder"}, EAGLE):
+        notes = "".join(settings(drafter, "rejection", 0.0).notes)
+        assert ("is refused there" in notes) == (drafter is of_zoo)
+
+
 def test_cheaper_weights_are_left_behind() -> None:
     copy, head = settings(ITSELF, "rejection", 0.0, **INT8), settings(EAGLE, "rejection", 0.0, **CHEAPER)
     assert copy.vllm is copy.sglang is None

@@ -29,11 +29,12 @@ ROOMS = {
     "training.losses": "",
     "training.units": "types",
     "training.foresight": "training.losses types",
+    "training.copying": "models types",
     "draft_vocab": "models types",
     "state_drafting": "growth proposals prefill models trees cache types",
     "step": "trees sampling cache types",
-    "drafters": "step state_drafting draft_vocab training.losses training.foresight training.units models"
-    " prefill growth proposals trees sampling cache types",
+    "drafters": "step state_drafting draft_vocab training.losses training.foresight training.units"
+    " training.copying models prefill growth proposals trees sampling cache types",
     "verify": "trees sampling types",
     "testing": "proposals trees sampling cache types",
     "decode": "step prefill sampling cache types",

@@ -49,6 +49,11 @@ def serving(
                 f"{EXPORTED} is a folder to which specjax.build.export_drafter writes {drafter['source']} in "
                 "its published format."
             )
+            if name == "eagle3":
+                notes.append(
+                    "Its format names inputs of layers alone: a drafter that reads what enters the target's "
+                    "head, as the zoo's for SmolLM2, is refused there. Train one over other state_layers."
+                )
     vllm = None if is_copy or name not in VLLM else _vllm(drafter, model, temperature)
     sglang = None if is_copy else _sglang(drafter, model)
     if vllm is None:

@@ -154,7 +154,7 @@ def export_drafter(fields: Mapping[str, Any], loaded: LoadedTarget, folder: Path
     if hasattr(module, "layers_of"):
         layers = module.layers_of(config, loaded.target)
         architecture, weights = module.with_own_head(
-            config, architecture or module.like(config, loaded.target), weights, loaded.target, loaded.params
+            layers, architecture or module.like(config, loaded.target), weights, loaded.target, loaded.params
         )
     elif hasattr(module, "like"):
         architecture = architecture or module.like(loaded.target)

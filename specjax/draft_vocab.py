@@ -72,6 +72,13 @@ def scores(target: Target, params: ModelParams, states: Float[Array, "B N H"]) -
     return project(states, rows).astype(jnp.float32)
 
 
+def scores_of(
+    target: Target, params: ModelParams, output: Float[Array, "B N O"], *, has_own: bool
+) -> Float[Array, "B N K"]:
+    """The logits that a drafter's output means: itself, or what the target's head makes of it."""
+    return output.astype(jnp.float32) if has_own else scores(target, params, output)
+
+
 def in_target_vocab(
     logits: Float[Array, "B N K"], params: ModelParams, vocab_size: int
 ) -> Float[Array, "B N V"]:

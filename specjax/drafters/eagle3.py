@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -141,13 +141,17 @@ def make_network(config: Config, target: Target, architecture: Eagle3Config) -> 
 
 
 def with_own_head(
-    config: Config, architecture: Eagle3Config, weights: Params, target: Target, target_params: Params
+    layers: Sequence[int],
+    architecture: Eagle3Config,
+    weights: Params,
+    target: Target,
+    target_params: Params,
 ) -> tuple[Eagle3Config, Params]:
-    """The same drafter as other engines know it, with a head of its own.
+    """The drafter over the states of `layers` as other engines know it, with a head of its own.
 
     CheckpointError where it reads what enters the target's head: theirs read the inputs of layers.
     """
-    layers, num_layers = layers_of(config, target), target.config.num_layers
+    num_layers = target.config.num_layers
     if num_layers in layers:
         raise CheckpointError(
             f"the drafter cannot be written: its state_layers are {layers}, and the format knows layers 0 to "
@@ -168,9 +172,7 @@ def scorer(target: Target, architecture: Eagle3Config) -> Callable[..., Float[Ar
 
     def score(params: ModelParams, states: Float[Array, "B N H"]) -> Float[Array, "B N K"]:
         output = unembedded(own(params), states)
-        if architecture.own_unembedding:
-            return output.astype(jnp.float32)
-        return draft_vocab.scores(target, params, output)
+        return draft_vocab.scores_of(target, params, output, has_own=architecture.own_unembedding)
 
     return score
 
@@ -188,8 +190,9 @@ def trainable(
     network, hidden = make_network(config, target, sizes), sizes.layer.hidden_size
     # As published: states as wide as the head pass as they are.
     is_single = sizes.state_size == hidden
+    is_as_wide = hidden == target.config.hidden_size
     layers = layers_of(config, target)
-    copies = training.copying and not is_single and 0 in layers and hidden == target.config.hidden_size
+    copies = training.copying and not is_single and 0 in layers and is_as_wide
 
     def make(rngs) -> Eagle3:
         return Eagle3(sizes, dtype=dtype, rngs=rngs)
@@ -198,17 +201,18 @@ def trainable(
     check_distance(training.distance)
 
     def init(key: Key[Array, ""], target_params: Params, token_counts: Int[np.ndarray, "V"]):
-        weights = init_module(make, key)
+        drawn, copied = jax.random.split(key)
+        weights = init_module(make, drawn)
         is_reduced = sizes.draft_vocab_size < target.vocab_size
         fixed = draft_vocab.choose(token_counts, sizes.draft_vocab_size if is_reduced else None)
-        if sizes.own_unembedding and hidden == target.config.hidden_size:
+        if sizes.own_unembedding and is_as_wide:
             # The head starts as the target's own.
             drafted = fixed.get(draft_vocab.TOKENS, jnp.arange(target.vocab_size))
             weights["lm_head"]["weight"] = target.head_rows(target_params, drafted).astype(dtype)
         weights["midlayer"] = adding_nothing(weights["midlayer"])
         if copies:
             weights["fc"]["weight"], weights["midlayer"] = start_copying(
-                weights["fc"]["weight"], weights["midlayer"], sizes.layer, layers.index(0) * hidden, key
+                weights["fc"]["weight"], weights["midlayer"], sizes.layer, layers.index(0) * hidden, copied
             )
         if is_single:
             del weights["fc"]

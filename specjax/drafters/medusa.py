@@ -170,7 +170,7 @@ def heads_of(params: ModelParams) -> Params:
 def scores_of(target: Target, params: ModelParams, output: Float[Array, "B N O"]) -> Float[Array, "B N K"]:
     """The logits that a head's output means, over the tokens that may be drafted."""
     has_own = "lm_head" in params.drafter["heads"][0]
-    return output.astype(jnp.float32) if has_own else draft_vocab.scores(target, params, output)
+    return draft_vocab.scores_of(target, params, output, has_own=has_own)
 
 
 def trainable(config: Config, training: Training, target: Target) -> Trainable:
